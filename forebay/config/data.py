@@ -68,6 +68,7 @@ class MeaningFacts:
     prompt: str = ""
 
 
+_SEGMENTS = "start end channel"
 MEANINGS: Mapping[str, MeaningFacts] = {
     name: MeaningFacts(
         name=name,
@@ -77,7 +78,13 @@ MEANINGS: Mapping[str, MeaningFacts] = {
         prompt=prompt,
     )
     for name, target, columns, groups, prompt in (
-        ("recordings", "recordings:Recorded", "audio text language id duration features labels", "audio", ""),
+        (
+            "recordings",
+            "recordings:Recorded",
+            "audio text language id duration features labels start end channel",
+            "audio",
+            "",
+        ),
         ("texts", "recordings:TextOnly", "text language id prompt", "", ""),
         ("conversations", "canonical_chat:Conversations", "image question answer messages id", "image", "chat"),
         ("labels", "image_class:Labelled", "image label id", "image", "label"),
@@ -183,6 +190,12 @@ class SourceColumns:
     duration: str | None = None
     """Column of the recording's seconds. Left out: of `hf` the column `duration_s`, else `duration`; of `table` none,
     the recordings' own headers say it."""
+    start: str | None = None
+    """Column of where in its recording a row begins, in seconds: the row is that stretch, and `duration` is its own."""
+    end: str | None = None
+    """Column of where it ends. Left out: `duration` behind `start`, else the end of the recording."""
+    channel: str | None = None
+    """Column of the channel that a row is of, counted from 0; null, or left out: the mean of all."""
     image: str = "image"
     """With `[vision]`: column of one image or of a list of images."""
     question: str = "question"
@@ -196,6 +209,11 @@ class SourceColumns:
     label: str = "label"
     """With `[vision]` and `text.prompt = "label"`: column of the image's class, a name or an integer, or of a list of
     them where an image has several."""
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether rows are stretches of recordings."""
+        return any(column is not None for column in (self.start, self.end, self.channel))
 
     @property
     def media(self) -> str:

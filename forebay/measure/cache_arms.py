@@ -48,6 +48,7 @@ from forebay.preprocess.groups import Listing
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.workspace import Receipt
 from forebay.rows.manifest import WHOLE_FILE
+from forebay.rows.segments import Bounds, segment_columns, segment_of
 from forebay.spans import DECODE, FEATURES, PATCHES, RAW_READ, RESAMPLE, RESIZE, TOKENS
 from forebay.store.cache import Cache
 from forebay.store.image.codec import Codec
@@ -90,14 +91,14 @@ def reads(bench: Bench, seconds: float) -> Reads:
         raise Skip("no sample has media to read")
     cold, warm, sizes, why = [], [], [], ""
     with bench.reader(group) as read:
-        for file, offset, size in within(seconds, places):
+        for file, offset, size, segment in within(seconds, places):
             path = os.fspath(bench.manifest.files[file].path)
             problem = dropped(path, 0 if size == WHOLE_FILE else offset, 0 if size == WHOLE_FILE else size)
-            first_s = timed(partial(read, file, offset, size))[1]
+            first_s = timed(partial(read, file, offset, size, segment))[1]
             if problem is None:
                 cold.append(first_s)
             why = problem or why
-            data, again_s = timed(partial(read, file, offset, size))
+            data, again_s = timed(partial(read, file, offset, size, segment))
             warm.append(again_s)
             sizes.append(len(data))
     return Reads(
@@ -109,12 +110,13 @@ def reads(bench: Bench, seconds: float) -> Reads:
     )
 
 
-def _places(bench: Bench, group: ItemGroup) -> list[tuple[int, int, int]]:
-    """Returns file, offset and size of some encoded items, those that the listing could place."""
+def _places(bench: Bench, group: ItemGroup) -> list[tuple[int, int, int, Bounds | None]]:
+    """Returns file, offset, size and segment of some encoded items, those that the listing could place."""
     items, files = group.table(bench.picked), bench.picked.files
     order = bench.random.permutation(len(items))[: 4 * _READS]
-    taken = items.select(["file", "offset", "size"]).take(order).to_pylist()
-    return [(row["file"], row["offset"], row["size"]) for row in taken if is_here(files[row["file"]].path)][:_READS]
+    taken = items.select(["file", "offset", "size", *segment_columns(items)]).take(order).to_pylist()
+    here = [row for row in taken if is_here(files[row["file"]].path)][:_READS]
+    return [(row["file"], row["offset"], row["size"], segment_of(row)) for row in here]
 
 
 _CODECS: tuple[Codec, ...] = ("raw", "zstd", "webp", "source")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar, Self
@@ -22,9 +22,11 @@ from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest,
 from forebay.preprocess.probe_inputs import probe_features, probe_sounds
 from forebay.preprocess.workspace import Failure
 from forebay.progress import Progress
-from forebay.rows.manifest import WHOLE_FILE, Manifest
+from forebay.rows.manifest import WHOLE_FILE, Manifest, joined
 from forebay.rows.meanings.recordings import allowed_s
 from forebay.rows.media_reader import open_parts, sparse_files
+from forebay.rows.segments import Bounds, segment_columns, segment_of
+from forebay.rows.source_table import SourceFiles
 from forebay.spans import DECODE, FEATURES, span
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.waveform import Decode
@@ -51,6 +53,13 @@ _SLACK_S = 0.1
 """A manifest's rounded duration passed the filter once; only a real difference is one."""
 _PLACE = ("member", "offset", "size")
 _NUM_SAMPLES = FieldSpec(name="num_audio_samples", dtype="int64", role="table")
+_OF_SEGMENTS = (
+    FieldSpec(name="recording", dtype="str", role="table"),
+    FieldSpec(name="start_s", dtype="float64", role="table"),
+    FieldSpec(name="end_s", dtype="float64", role="table"),
+    FieldSpec(name="channel", dtype="int64", role="table"),
+)
+"""Where a segment lies; `channel` null for the mean of all."""
 
 
 def exact_lengths(rows: pa.Table, files: Sequence[SourceFile], step: Decode) -> Array:
@@ -60,7 +69,7 @@ def exact_lengths(rows: pa.Table, files: Sequence[SourceFile], step: Decode) -> 
     inside of a table (`hf`) are UNKNOWN: reading them is reading everything. So is what cannot be opened: it will fail
     when it is read.
     """
-    columns = [rows[name].to_numpy() for name in ("file", "offset", "size")]
+    columns = [rows[name].to_numpy() for name in ("file", "offset", "size", *segment_columns(rows)[:2])]
     pieces = [
         [column[start : start + _HEADERS_A_PIECE].tolist() for column in columns]
         for start in range(0, len(rows), _HEADERS_A_PIECE)
@@ -83,7 +92,7 @@ def _lengths(
         file = files[number]
         with ExitStack() as stack:
             read: Callable[[int, int], bytes] | None = None
-            for _, offset, size in places:
+            for _, offset, size, *bounds in places:
                 if size == WHOLE_FILE and file.listed:
                     yield UNKNOWN
                     continue
@@ -92,14 +101,26 @@ def _lengths(
                         read = stack.enter_context(open_parts(str(file.path), is_sparse=number in sparse))
                     if size == WHOLE_FILE:
                         size = source_stat(file.path)[SIZE]
-                    yield _length(read, offset, size, step)
+                    yield _length(read, offset, size, step, segment=Bounds(*bounds) if bounds else None)
                 except OSError:
                     yield UNKNOWN
 
 
-def _length(read: Callable[[int, int], bytes], offset: int, size: int, step: Decode) -> int:
+def _length(read: Callable[[int, int], bytes], offset: int, size: int, step: Decode, *, segment: Bounds | None) -> int:
     info = parsed_header(lambda start, count: read(max(0, min(count, size - start)), offset + start), size)
-    return UNKNOWN if info is None else decoded_length(info, step)
+    if info is None:
+        return UNKNOWN
+    if segment is not None and info.num_samples > 0:
+        start, stop = segment.frames(info.sample_rate_hz)
+        count = min(info.num_samples if stop is None else stop, info.num_samples) - start
+        info = info._replace(num_samples=max(count, 0))
+    return decoded_length(info, step)
+
+
+def _behind(members: Any, names: Sequence[str]) -> pa.Array:
+    """Returns what stands behind the name of a file: of a tar the member."""
+    pairs = zip(members.to_pylist(), names, strict=True)
+    return pa.array(["" if not m or name.endswith(m) else f":{m}" for m, name in pairs], pa.large_string())
 
 
 def decoded_length(info: AudioInfo, step: Decode) -> int:
@@ -179,6 +200,8 @@ class AudioItems:
     steps: AudioGroup
     limits: DurationLimits
     column: str = "audio"
+    has_segments: bool = False
+    """Whether rows are stretches of recordings."""
     name: ClassVar[Group] = "audio"
     unit: ClassVar[str] = "clip"
     lists: ClassVar[str | None] = None
@@ -191,7 +214,8 @@ class AudioItems:
     @classmethod
     def of(cls, config: Config, steps: AudioGroup) -> Self:
         """Returns the group of a config."""
-        return cls(steps, DurationLimits.of(config.source, steps.decode), config.source.columns.media)
+        columns = config.source.columns
+        return cls(steps, DurationLimits.of(config.source, steps.decode), columns.media, columns.has_segments)
 
     @property
     def max_sample_bytes(self) -> int:
@@ -208,7 +232,7 @@ class AudioItems:
 
     def fields(self) -> tuple[FieldSpec, ...]:
         stored = [spec for step in self.steps.stored for spec in step.fields()]
-        return (*self.steps.variants.fields(stored), _NUM_SAMPLES)
+        return (*self.steps.variants.fields(stored), _NUM_SAMPLES, *(_OF_SEGMENTS if self.has_segments else ()))
 
     def lengths(self, shard: Shard) -> Array:
         values, offsets = shard.column("num_audio_samples")
@@ -223,24 +247,33 @@ class AudioItems:
         used, inverse = np.unique(items["file"].to_numpy(), return_inverse=True)
         return {
             "files": [hashes[file] for file in used.tolist()],
-            "rows": columns_digest(items.select(_PLACE), inverse),
+            "rows": columns_digest(items.select([*_PLACE, *segment_columns(items)]), inverse),
         }
 
-    def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:  # noqa: ARG002  rows have their names
-        return items.select(["sample_id", "file", *_PLACE, "duration_s"])
+    def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
+        rows = items.select(["sample_id", "file", *_PLACE, "duration_s", *segment_columns(items)])
+        if not self.has_segments:
+            return rows
+        names = [SourceFiles.of(files).shown_names[file] for file in rows["file"].to_pylist()]
+        return rows.append_column(
+            "recording", joined(pa.array(names, pa.large_string()), _behind(rows["member"], names))
+        )
 
     def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
         block: list[tuple[str, Values, Array | None]] = []
         held = 0
-        for position, row in enumerate(rows.select(["sample_id", "file", "offset", "size"]).to_pylist()):
+        said = [*segment_columns(rows), *(["recording"] if self.has_segments else [])]
+        for position, row in enumerate(rows.select(["sample_id", "file", "offset", "size", *said]).to_pylist()):
             mark(position)
             values: Values = {}
             audio = None
             try:
-                data = read(row["file"], row["offset"], row["size"])
+                data = read(row["file"], row["offset"], row["size"], segment_of(row))
                 with span(DECODE):
                     audio = _clip(self.steps, data, sample_id=row["sample_id"])
                 values["num_audio_samples"] = np.int64(self.steps.features.num_samples(audio))
+                if self.has_segments:
+                    values |= self._place_of(row, len(audio))
                 held += audio.size
             except SampleError as err:
                 values = {"failure": err.reason, "message": str(err)}
@@ -249,6 +282,13 @@ class AudioItems:
                 yield from _with_features(self.steps, block)
                 block, held = [], 0
         yield from _with_features(self.steps, block)
+
+    def _place_of(self, row: Mapping[str, Any], num_samples: int) -> Values:
+        """Returns what the row table says of where a sample lies."""
+        end_s = row["end_s"]
+        if np.isnan(end_s):
+            end_s = row["start_s"] + num_samples / self.steps.decode.sample_rate_hz
+        return {"recording": row["recording"], "start_s": row["start_s"], "end_s": end_s, "channel": row["channel"]}
 
     def under(self, codec: Codec) -> Self:  # noqa: ARG002  there is one way
         return self
@@ -313,7 +353,7 @@ class AudioItems:
                 "size": [-1] * count,
             }
         )
-        return values_digest(self.samples(rows, lambda file, _offset, _size: inputs[file]))
+        return values_digest(replace(self, has_segments=False).samples(rows, lambda file, *_: inputs[file]))
 
     def estimate_bytes(self, items: pa.Table) -> int:
         # Exact where the manifest's durations are.

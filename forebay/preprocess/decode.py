@@ -23,6 +23,7 @@ from forebay.rows.list_rows import list_rows
 from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.media_reader import MediaReader
+from forebay.rows.segments import segment_of
 from forebay.spans import RESAMPLE, span
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.steps.recipe import recipe_of
@@ -298,7 +299,8 @@ class Heard:
             files, rows = self._manifest.files, self._manifest.rows
             if (place := pc.index(rows["sample_id"], sample_id).as_py()) < 0:
                 return None
-            number, offset, size = (rows[name][place].as_py() for name in ("file", "offset", "size"))
+            row = rows.slice(place, 1).to_pylist()[0]
+            number, offset, size = row["file"], row["offset"], row["size"]
             file = files[number]
             if place_of(file.path) is not None or not file.path.is_file():
                 return None
@@ -307,4 +309,4 @@ class Heard:
         source = self._config.source
         column, most = source.columns.media, source.max_sample_bytes
         with MediaReader(files, max_open=1, max_bytes=most, column=column, as_listed=True) as read:
-            return read(number, offset, size)
+            return read(number, offset, size, segment_of(row))

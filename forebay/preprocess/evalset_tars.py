@@ -23,6 +23,7 @@ from forebay.preprocess.text_group import TextItems
 from forebay.rows.manifest import reduced
 from forebay.rows.media_reader import MediaReader, sparse_files
 from forebay.rows.named_files import shown_name, unchanged_stats
+from forebay.rows.segments import segment_of
 from forebay.rows.source_table import SourceFiles
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.store.by_hand import pcm16_wav
@@ -117,7 +118,7 @@ def _take(task: TarTask, taken: _Taken) -> None:
             mark(position)
             try:
                 _require_text(row, text)
-                samples = _samples(task, row, read(row["file"], row["offset"], row["size"]))
+                samples = _samples(task, row, read(row["file"], row["offset"], row["size"], segment_of(row)))
             except SampleError as err:
                 taken.leave_out(err.reason, str(err))
                 continue

@@ -5,7 +5,7 @@ A row has one item of a group, itself, or lists any number of them. What several
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -18,6 +18,7 @@ from forebay.preprocess.workspace import Failure
 from forebay.rows.image_facts import flattened
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
+from forebay.rows.segments import Bounds
 from forebay.rows.source_table import SourceFiles
 from forebay.store.image.codec import Codec
 from forebay.store.layout import Array, FieldSpec, Group, Ints
@@ -67,8 +68,15 @@ class Coder:
 
 Values = dict[str, Any]
 """Fields of one item or row; of one that failed its table fields, `failure` and `message`."""
-Read = Callable[[int, int, int], bytes]
-"""(index of the source file, offset, size) -> encoded bytes of one item."""
+
+
+class Read(Protocol):
+    """The reader of encoded bytes: (index of the source file, offset, size, stretch) -> those of one item."""
+
+    def __call__(self, file: int, offset: int, size: int, segment: Bounds | None = None, /) -> bytes:
+        """Returns the bytes; those of a segment are a WAV."""
+
+
 Finished = Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
 """File and entry of every shard, by group."""
 

@@ -23,11 +23,12 @@ from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader, sparse_files
+from forebay.rows.segments import cut_recordings, recordings_of, segment_columns
 from forebay.rows.source_table import SourceFiles
 from forebay.steps.recipe import Recipe
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
-from forebay.store.layout import FORMAT_VERSION, TEXT, Constants, FieldSpec, Group
+from forebay.store.layout import FORMAT_VERSION, TEXT, Array, Constants, FieldSpec, Group
 from forebay.store.memo import SIZE
 from forebay.store.source_files import SourceFile, StoredSource
 
@@ -154,12 +155,12 @@ class Groups:
         size = self.shard_rows(rows_per_shard)
         for group in self.items:
             items = listing.items[group.name]
-            for index, (start, stop) in enumerate(cut_rows(items.group, rows_per_shard=size)):
+            for index, (start, stop) in enumerate(_shards(items.table, items.group, rows_per_shard=size)):
                 content = group.content(items.table.slice(start, stop - start), hashes)
                 key = _key(group.name, steps, probe, content)
                 yield Cut(group=group.name, index=index, start=start, stop=stop, key=key)
         groups = listing.rows["group"].to_numpy()
-        for index, (start, stop) in enumerate(cut_rows(groups, rows_per_shard=size)):
+        for index, (start, stop) in enumerate(_shards(listing.rows, groups, rows_per_shard=size)):
             content = self.text.content(self._text_rows(listing, start, stop), names)
             yield Cut(group=TEXT, index=index, start=start, stop=stop, key=_key(TEXT, steps, probe, content))
 
@@ -245,6 +246,13 @@ class Groups:
 
 _OVERHEAD_BYTES = 160
 """What a sample costs beside its values: offsets, hashes, id, lengths."""
+
+
+def _shards(rows: pa.Table, groups: Array, *, rows_per_shard: int) -> Iterator[tuple[int, int]]:
+    """Yields [start, stop) of every shard of rows: of segments whole recordings, so that each is decoded once."""
+    if segment_columns(rows):
+        return cut_recordings(recordings_of(rows), groups, rows_per_shard=rows_per_shard)
+    return cut_rows(groups, rows_per_shard=rows_per_shard)
 
 
 def _key(

@@ -40,6 +40,7 @@ from forebay.rows.meanings.recordings import refuse_differing, refuse_uncovered,
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
 from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, reader_of
 from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, gathered, listed_rows, read_piece
+from forebay.rows.segments import segmented, with_ends
 from forebay.rows.source_table import SourceFiles
 from forebay.store.layout import Array
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
@@ -228,7 +229,7 @@ def with_places(listed: Manifest, results: Sequence[Located], listing: RowListin
         if is_all:  # of some of the tars, more may be in the others
             name_absent_languages(manifest.rows, source)
             require_values(manifest.rows, manifest.unused, where=", ".join(source.manifests))
-    manifest = apply_filters(manifest, source)
+    manifest = apply_filters(with_ends(manifest) if source.columns.has_segments else manifest, source)
     order = np.argsort(manifest.rejected["row"].to_numpy(), kind="stable")
     return dataclasses.replace(manifest, rejected=manifest.rejected.take(pa.array(order)))
 
@@ -385,9 +386,12 @@ def _named(listing: RowListing) -> NamedRows:
         named = _by_record(listing)
     listed = named.manifest
     rows = concatenated([listed.rows])
-    if listing.meaning.own is not None:
-        rows = refuse_differing(rows, functools.partial(recording, listed))
-    manifest = unique_ids(dataclasses.replace(listed, rows=rows))
+    listed = dataclasses.replace(listed, rows=rows)
+    if source.columns.has_segments:
+        listed = segmented(listed)
+    elif listing.meaning.own is not None:
+        listed = dataclasses.replace(listed, rows=refuse_differing(rows, functools.partial(recording, listed)))
+    manifest = unique_ids(listed)
     if not lister.lists_tars:
         name_absent_languages(manifest.rows, source)
     return dataclasses.replace(named, manifest=apply_filters(manifest, source))

@@ -5,7 +5,9 @@ Files are read by offset and size, through a bounded set that is kept open.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import stat
 import threading
@@ -23,6 +25,7 @@ import pyarrow as pa
 from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.rows.manifest import WHOLE_FILE
 from forebay.rows.readers.arrow_files import HfFile, place_row
+from forebay.rows.segments import Bounds, FileStretch, RecordingParts
 from forebay.rows.source_table import SourceFiles
 from forebay.spans import RAW_READ, span
 from forebay.store.memo import SIZE, Stat, stat_now
@@ -62,25 +65,59 @@ class MediaReader:
         # Rows of data files: only the file read last is kept open, for rows of one file follow each other.
         self._column, self._lock = column, threading.Lock()
         self._rows: HfFile | None = None
+        self._own = threading.local()
+        """The recording that a thread reads segments of."""
 
-    def __call__(self, file: int, offset: int, size: int) -> bytes:
-        """Returns the encoded bytes of one sample; `file`, `offset` and `size` as in its row.
+    def __call__(self, file: int, offset: int, size: int, segment: Bounds | None = None) -> bytes:
+        """Returns the encoded bytes of one sample; the places as in its row, `segment` that of the row.
 
-        Raises SampleError (`too_large`, `missing_file`) for what is wrong with the sample, TarError where a tar is not
-        as its index says, OSError for what is wrong with the machine.
+        Of a segment they are a WAV. Raises SampleError (`too_large`, `missing_file`) for what is wrong with the sample,
+        TarError where a tar is not as its index says, OSError for what is wrong with the machine.
         """
         with span(RAW_READ):
+            if segment is not None:
+                return self._recording(file, offset, size).wav(segment, max_bytes=self._max_bytes)
             return self._encoded(file, offset, size)
+
+    def _recording(self, file: int, offset: int, size: int) -> RecordingParts:
+        """Returns the recording that this thread read last, or another one in its place."""
+        place = (file, offset, size)
+        if getattr(self._own, "place", None) == place:
+            found: RecordingParts = self._own.recording
+            return found
+        self._close_recording()
+        source = self._file(file)
+        name = shown(str(source.path))
+        with contextlib.ExitStack() as opening:
+            if size == WHOLE_FILE and source.listed:
+                data: int | io.BytesIO | FileStretch = io.BytesIO(self._read_row(source, offset, None, is_cut=True))
+                name = f"{name}, row {place_row(offset) + 1}"
+            else:
+                opened = opening.enter_context(self._media.held(source.path, size, listed=self._listed(source)))
+                data = opened if size == WHOLE_FILE else FileStretch(opened, offset, size)
+            recording = RecordingParts(data, name=name)
+            opening.callback(recording.close)
+            stack = opening.pop_all()
+        self._own.place, self._own.recording, self._own.stack = place, recording, stack
+        return recording
+
+    def _close_recording(self) -> None:
+        if (stack := getattr(self._own, "stack", None)) is not None:
+            self._own.place = self._own.stack = self._own.recording = None
+            stack.close()
 
     def _encoded(self, file: int, offset: int, size: int) -> bytes:
         source = self._file(file)
         # A listed file that is media as a whole is a table of samples: manifests hold no media.
-        listed = source.stat if self._as_listed else None
+        listed = self._listed(source)
         if size == WHOLE_FILE and source.listed:
             return self._read_row(source, offset, listed)
         if file in self._sparse and not is_here(source.path):
             return self._read_part(source, offset, size, listed)
         return self._media.read(source.path, offset, size, max_bytes=self._max_bytes, listed=listed)
+
+    def _listed(self, source: SourceFile) -> Stat | None:
+        return source.stat if self._as_listed else None
 
     def _read_part(self, source: SourceFile, offset: int, size: int, listed: Stat | None) -> bytes:
         if listed is not None:
@@ -90,14 +127,15 @@ class MediaReader:
         with open_parts(str(source.path)) as read:
             return read(size, offset)
 
-    def _read_row(self, source: SourceFile, place: int, listed: Stat | None) -> bytes:
+    def _read_row(self, source: SourceFile, place: int, listed: Stat | None, *, is_cut: bool = False) -> bytes:
+        """is_cut: what is wanted is a part of it, which may be large."""
         with self._lock:
             if listed is not None:
                 require_listed(source.path, stat_now(source.path), listed)
             if self._rows is None or self._rows.path != source.path:
                 self._rows = HfFile(source.path)
             data = self._rows.encoded(place, self._column)
-        if data is not None and (self._max_bytes is None or len(data) <= self._max_bytes):
+        if data is not None and (is_cut or self._max_bytes is None or len(data) <= self._max_bytes):
             return data
         where = f"{shown(str(source.path))}, row {place_row(place) + 1}"
         if data is None:
@@ -106,7 +144,8 @@ class MediaReader:
         raise DecodeError("too_large", f"{said}; raise source.max_sample_bytes")
 
     def close(self) -> None:
-        """Closes what is open; a later call opens it again."""
+        """Closes what is open; a later call opens it again. What another thread reads segments of ends with it."""
+        self._close_recording()
         self._media.close()
         with self._lock:
             self._rows = None
@@ -190,6 +229,14 @@ class MediaFiles:
         if len(data) < wanted:
             raise self._short(path, offset, wanted, len(data))
         return data
+
+    @contextmanager
+    def held(self, path: str | os.PathLike[str], size: int, *, listed: Stat | None) -> Iterator[int]:
+        """Yields a descriptor of a file that stays open while the block lasts. size, listed: see `read`."""
+        with self._acquire(os.fspath(path), is_whole=size < 0) as file:
+            if listed is not None:
+                require_listed(path, file.stat(), listed, is_whole=size < 0)
+            yield file.descriptor
 
     def close(self) -> None:
         """Closes every file that no thread is reading; the others close when their read ends."""

@@ -222,7 +222,8 @@ def _recordings_problems(config: Config) -> list[str]:
             "source.keep_columns are columns of source.texts, and there is none; name the table, or leave keep_columns "
             "out"
         )
-    given = [name for name in ("features", "labels") if getattr(source.columns, name) is not None]
+    unread = ("features", "labels", "start", "end", "channel")
+    given = [name for name in unread if getattr(source.columns, name) is not None]
     return [*found, *(f'source.columns.{name} is not for source.kind = "folder"; leave it out' for name in given)]
 
 

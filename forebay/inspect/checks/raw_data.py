@@ -40,6 +40,7 @@ from forebay.preprocess.listing import listed
 from forebay.rows.manifest import Manifest, reduced
 from forebay.rows.meanings.image_class import empty_classes, labels_of
 from forebay.rows.media_reader import MediaReader
+from forebay.rows.segments import Bounds, segment_columns, segment_of
 from forebay.rows.source_table import SourceFiles
 from forebay.steps.audio.waveform import Waveform
 from forebay.steps.recipe import Recipe
@@ -113,7 +114,7 @@ def _pixels(task: RawTask, group: ItemGroup, read: Read) -> MeasuredPart:
     ranges = np.full(len(task.rows), np.nan)
     rows = iter(range(len(ranges)))
 
-    def measuring(file: int, offset: int, size: int) -> bytes:
+    def measuring(file: int, offset: int, size: int, _: Bounds | None = None, /) -> bytes:
         row, data = next(rows), read(file, offset, size)
         with contextlib.suppress(SampleError):  # the build's own step says what is wrong
             ranges[row] = np.ptp(np.asarray(group.decoded(data, sample_id="")))
@@ -135,10 +136,12 @@ def _sounds(task: RawTask, group: AudioItems, read: Read) -> MeasuredPart:
     facts = {name: np.full(count, np.nan) for name in (*Sound._fields, "band_db", "file_rate_hz", "file_s")}
     facts["num_samples"] = np.zeros(count, np.int64)
     found = MeasuredPart(facts, {name: np.zeros(count, np.int64) for name in ("file", "sound")})
-    for row, place in enumerate(task.rows.select(["sample_id", "file", "offset", "size"]).to_pylist()):
+    for row, place in enumerate(
+        task.rows.select(["sample_id", "file", "offset", "size", *segment_columns(task.rows)]).to_pylist()
+    ):
         mark(row)
         try:
-            data = read(place["file"], place["offset"], place["size"])
+            data = read(place["file"], place["offset"], place["size"], segment_of(place))
             found.content["file"][row] = signed(xxhash.xxh3_64_intdigest(data))
             _sound(task, group, found, row, data, sample_id=place["sample_id"])
         except SampleError as err:

@@ -1,7 +1,8 @@
 """Rows that are recordings with what is said in them, and rows that are texts alone.
 
-A recording is read whole, so the text of a row that is of a piece of it would be of another sound. What a table says of
-pieces stands beside the rows of a listing, in columns of seconds, until durations are known.
+Where no column is named as the start of a segment a recording is read whole, and the text of a row that is of a piece
+of it would be of another sound. What a table says of pieces stands beside the rows of a listing, in columns of seconds,
+until durations are known.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _LEAST_S, _SHARE = 0.5, 0.05
 """Without `source.duration_tolerance`: the larger of these seconds and this share of the stated duration."""
 SEVERAL = f"{SPAN}several texts"
 _ADVICE = (
-    "a recording is read whole, so a row would have the text of a piece; cut the recordings (ffmpeg -i IN -ss START "
-    "-to END OUT) and list the pieces, or rename the column where it is no time of the recording"
+    "a recording is read whole, so a row would have the text of a piece; name such columns as source.columns.start and "
+    "source.columns.end (source.kind table or hf), or rename the column where it is no time of the recording"
 )
 
 

@@ -16,7 +16,7 @@ from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, located
 from forebay.rows.kept_columns import concatenated, no_column, require_columns
-from forebay.rows.manifest import Manifest, Record, Unused, joined, require_rows, row_table
+from forebay.rows.manifest import SPAN, Manifest, Record, Unused, joined, require_rows, row_table
 from forebay.rows.meanings.recordings import SPANS, spans_of
 from forebay.rows.named_files import (
     NamedFiles,
@@ -60,6 +60,7 @@ from forebay.rows.readers.table_records import (
     read_typed,
     table_runs,
 )
+from forebay.rows.segments import named_segments
 from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import folders_in, names_in, place_of
@@ -67,6 +68,7 @@ from forebay.store.source_files import SourceFile
 
 AUDIO_FOLDER = "wavs"
 _EXTENSIONS = (".wav", ".flac")
+_BOUNDS = ("start", "end", "channel")
 _LOOKED_AT = 8
 """Recordings that are looked for where none is where the table says."""
 
@@ -136,7 +138,11 @@ class TableRows:
     def _values(self, paths: Any) -> dict[str, Any]:
         columns = self._typed([n for n in self._names if n in self._taken and n != self._columns.media])
         ids, explicit = self._ids(columns, paths)
-        spans = [name for name in self._names if name in SPANS and self._names.count(name) == 1]
+        segments = self._segments(columns) if self._columns.has_segments else {}
+        if segments:
+            derived = named_segments(ids, segments)
+            ids = derived if explicit is None else pc.if_else(explicit, ids, derived)
+        spans = [] if segments else [name for name in self._names if name in SPANS and self._names.count(name) == 1]
         text, labels = self._columns.text, self._columns.labels
         return {
             "sample_id": ids,
@@ -146,7 +152,22 @@ class TableRows:
             "prompt": columns.strings("prompt", nullable=True),
             "text": columns.strings(text, nullable=True) if labels is None else columns.ids(labels),
             **({} if self._columns.features is not None or not spans else spans_of(self._table.columns(spans))),
+            **{SPAN + name: column for name, column in segments.items()},
         }
+
+    def _segments(self, columns: TypedColumns) -> dict[str, Any]:
+        """Returns SEGMENT_COLUMNS of the rows, as far as the table says them: float64, NaN for what it does not say."""
+        named, nothing = self._columns, pa.array(np.full(len(self._table), np.nan))
+
+        def column(name: str | None, default: Any) -> Any:
+            found = None if name is None else columns.seconds(name)
+            return default if found is None else found
+
+        start = column(named.start, pa.array(np.zeros(len(self._table))))
+        said = (columns.seconds(name) for name in self._durations if named.start is not None)
+        seconds = next((found for found in said if found is not None), nothing)
+        end = column(named.end, pc.add(start, seconds))
+        return {"start_s": start, "end_s": end, "channel": column(named.channel, nothing)}
 
     def _typed(self, names: list[str]) -> TypedColumns:
         return TypedColumns(self._table.columns(names), self._manifest.path)
@@ -157,7 +178,7 @@ class TableRows:
     def _checked_audio_kind(self) -> Any:
         named = self._columns
         name, is_given = named.media, named.features is not None
-        for setting in ("features" if is_given else "audio", "text", "language", "id", "duration", "labels"):
+        for setting in ("features" if is_given else "audio", "text", "language", "id", "duration", "labels", *_BOUNDS):
             column, is_needed = getattr(named, setting), setting in ("audio", "features")
             if column not in self._names and (is_needed or column != getattr(DEFAULTS, setting)):
                 where = str(self._manifest.path)
@@ -231,7 +252,8 @@ def taken_columns(source: SourceConfig, *, durations: tuple[str, ...] = ()) -> f
     columns = source.columns
     text = columns.text if columns.labels is None else columns.labels
     named = durations if columns.duration is None else (columns.duration,)
-    others = (*id_names(columns), *named, *source.keep_columns)
+    segments = (name for name in (columns.start, columns.end, columns.channel) if name is not None)
+    others = (*id_names(columns), *named, *segments, *source.keep_columns)
     return frozenset((columns.media, text, columns.language, "prompt", *others))
 
 
@@ -315,7 +337,8 @@ def _require_place(source: SourceConfig, files: NamedFiles) -> None:
 
 def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableRows:
     """Returns the rows of one table. number: of the file. Raises ManifestError for a file that is none."""
-    numbers = () if source.columns.duration is None else (source.columns.duration,)
+    columns = source.columns
+    numbers = tuple(n for n in (columns.duration, columns.start, columns.end, columns.channel) if n is not None)
     wanted = WantedColumns(taken_columns(source), source.columns.media, numbers, SPANS)
     table: HfFile | TextTable
     if (form := form_of(manifest.path)) == "typed":

@@ -25,6 +25,7 @@ from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import listed
 from forebay.rows.kept_columns import column_of, names_of
 from forebay.rows.readers.python_inputs import list_inputs
+from forebay.rows.segments import segment_columns, segment_of
 from forebay.steps.recipe import recipe_of
 from forebay.steps.text.row_encoder import RowEncoder
 from forebay.store.key import digest
@@ -350,8 +351,10 @@ class PlainSamples:
             read = self._readers[group.name]
             # What a row shows twice is read once.
             made = [
-                group.decoded(read(row["file"], row["offset"], row["size"]), sample_id=row["sample_id"])
-                for row in rows.select(["sample_id", "file", "offset", "size"]).to_pylist()
+                group.decoded(
+                    read(row["file"], row["offset"], row["size"], segment_of(row)), sample_id=row["sample_id"]
+                )
+                for row in rows.select(["sample_id", "file", "offset", "size", *segment_columns(rows)]).to_pylist()
             ]
             shown = [made[place] for place in inverse.reshape(-1).tolist()]
             sample[group.decoded_name] = shown[0] if group.lists is None else shown
