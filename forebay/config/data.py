@@ -28,7 +28,8 @@ class SourceKind:
     names after the other. has_columns: it reads `[source.columns]`, which are then in the key. meaning: of its rows,
     where nothing else says it. has_splits: a folder may hold several splits, of which `source.split` is read. keeps:
     the kinds of data whose samples may have `keep_columns`. is_deep: the files lie below the folder at any depth, and
-    are samples themselves. needs_text: a sample without text is left out as `no_text`. images: those of a folder whose
+    are samples themselves. needs_text: a sample without text is left out as `no_text`. has_segments: its rows are
+    stretches of recordings, whatever `[source.columns]` says. images: those of a folder whose
     rows are images, where these are others than `files`.
     """
 
@@ -42,6 +43,7 @@ class SourceKind:
     keeps: tuple[str, ...] = ()
     is_deep: bool = False
     needs_text: bool = False
+    has_segments: bool = False
     images: tuple[str, ...] = ()
 
     def files_of(self, meaning: str) -> tuple[str, ...]:
@@ -142,6 +144,28 @@ SOURCE_KINDS = {
         needs_text=True,
     ),
     "python": SourceKind(reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH),
+    "kaldi": SourceKind(
+        reader=f"{_READERS}.speech_sets:KALDI_READER",
+        files=("wav.scp", "segments", "text", "utt2spk", "utt2lang", "reco2file_and_channel"),
+        keeps=("speech",),
+        needs_text=True,
+        has_segments=True,
+    ),
+    "nemo": SourceKind(
+        reader=f"{_READERS}.speech_sets:NEMO_READER",
+        files=("*.json", "*.jsonl"),
+        keeps=("speech",),
+        needs_text=True,
+        has_segments=True,
+    ),
+    "lhotse": SourceKind(
+        reader=f"{_READERS}.speech_sets:LHOTSE_READER",
+        files=("*cuts*.jsonl", "*cuts*.jsonl.gz"),
+        else_files=(("*recordings*.jsonl*", "*supervisions*.jsonl*"),),
+        keeps=("speech",),
+        needs_text=True,
+        has_segments=True,
+    ),
     "ljspeech": SourceKind(reader=f"{_READERS}.table_files:LJSPEECH_READER", files=("metadata.csv",)),
     "text": SourceKind(
         reader=f"{_READERS}.text_files:READER",
@@ -234,7 +258,8 @@ class SourceConfig:
     `language`?, `prompt`?. `hf`:
     a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
     texts without audio, `.txt` files of a text a line, JSON lines of `text`, `id`?, `language`?, `prompt`?, either as
-    `.gz` or `.zst` too, or a column of parquet. `python`: an iterator of your own, see
+    `.gz` or `.zst` too, or a column of parquet. `kaldi`: a data folder. `nemo`: lines of `audio_filepath`, `offset`?,
+    `duration`, `text`, `lang`?. `lhotse`: cuts, or recordings and supervisions. `python`: an iterator of your own, see
     `manifest`. A config with `[vision]` takes `table`, `jsonl`, `hf`,
     `webdataset`, `folder`, `python`, or `tar` with a member or a list of them in `tar_member_name`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
@@ -326,6 +351,11 @@ class SourceConfig:
                 f"duration_tolerance is {self.duration_tolerance}, wanted 0 or more seconds, for example 0.5; "
                 "a day (86400) lets every clip pass"
             )
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether rows are stretches of recordings."""
+        return self.columns.has_segments or SOURCE_KINDS[self.kind].has_segments
 
     @property
     def manifests(self) -> tuple[str, ...]:

@@ -214,8 +214,8 @@ class AudioItems:
     @classmethod
     def of(cls, config: Config, steps: AudioGroup) -> Self:
         """Returns the group of a config."""
-        columns = config.source.columns
-        return cls(steps, DurationLimits.of(config.source, steps.decode), columns.media, columns.has_segments)
+        source = config.source
+        return cls(steps, DurationLimits.of(source, steps.decode), source.columns.media, source.has_segments)
 
     @property
     def max_sample_bytes(self) -> int:

@@ -229,7 +229,7 @@ def with_places(listed: Manifest, results: Sequence[Located], listing: RowListin
         if is_all:  # of some of the tars, more may be in the others
             name_absent_languages(manifest.rows, source)
             require_values(manifest.rows, manifest.unused, where=", ".join(source.manifests))
-    manifest = apply_filters(with_ends(manifest) if source.columns.has_segments else manifest, source)
+    manifest = apply_filters(with_ends(manifest) if source.has_segments else manifest, source)
     order = np.argsort(manifest.rejected["row"].to_numpy(), kind="stable")
     return dataclasses.replace(manifest, rejected=manifest.rejected.take(pa.array(order)))
 
@@ -387,7 +387,7 @@ def _named(listing: RowListing) -> NamedRows:
     listed = named.manifest
     rows = concatenated([listed.rows])
     listed = dataclasses.replace(listed, rows=rows)
-    if source.columns.has_segments:
+    if source.has_segments:
         listed = segmented(listed)
     elif listing.meaning.own is not None:
         listed = dataclasses.replace(listed, rows=refuse_differing(rows, functools.partial(recording, listed)))

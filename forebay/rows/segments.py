@@ -30,6 +30,7 @@ _BLOCK_FRAMES, _SMALL_FRAMES = 1 << 18, 1 << 12
 _EXACT_SEEKS = frozenset(("FLAC", "WAV", "WAVEX", "AIFF", "RF64", "W64"))
 _PCM, _FLOAT = 1, 3
 _MAX_CHANNELS = 1024
+_NO_STRETCH = " is no stretch of a recording; correct the row"
 
 
 class Bounds(NamedTuple):
@@ -81,7 +82,8 @@ def segmented(manifest: Manifest) -> Manifest:
     bad = zip(*(values[is_bad].tolist() for values in (start, end, channel)), strict=True)
     said = [f"{a:g} s to {b:g} s{'' if math.isnan(c) else f', channel {c:g}'}" for a, b, c in bad]
     gone = rows.filter(pa.array(is_bad))
-    message = joined(pa.array(said, pa.large_string()), " is no stretch of a recording; correct the manifest")
+    names = [f"{manifest.files[number].path}: " for number in gone["group"].to_pylist()]
+    message = joined(pa.array(names, pa.large_string()), pa.array(said, pa.large_string()), _NO_STRETCH)
     failed = rejections(gone["row"], gone["sample_id"], kind="failed", reason="bad_segment", message=message)
     known, stated = (np.asarray(rows[name], np.float64) for name in ("duration_s", "stated_s"))
     is_open = np.isnan(end)

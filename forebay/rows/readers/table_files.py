@@ -296,12 +296,12 @@ def list_table(source: SourceConfig) -> Manifest:
     manifests = manifest_files(source)
     require_folder(source)
     files = NamedFiles(manifests, source)
-    listed = _listed((open_rows(manifest, number, source) for number, manifest in enumerate(manifests)), files)
+    listed = listed_tables((open_rows(manifest, number, source) for number, manifest in enumerate(manifests)), files)
     _require_place(source, files)
     return listed
 
 
-def _listed(tables: Iterable[TableRows], files: NamedFiles) -> Manifest:
+def listed_tables(tables: Iterable[TableRows], files: NamedFiles) -> Manifest:
     """Returns the rows of some tables that follow each other."""
     manifests, unused, start = files.files, Unused(), 0
     parts, rejected = [], []
@@ -362,7 +362,7 @@ def list_hf(source: SourceConfig) -> Manifest:
     manifests = manifest_files(source)
     found = data_files(source, manifests)
     opened = (TableRows(file, number, source, HfFile(file.path), durations=DURATIONS) for number, file in found)
-    return _listed(opened, NamedFiles(manifests, source))
+    return listed_tables(opened, NamedFiles(manifests, source))
 
 
 def read_ljspeech(piece: FilePiece, rows: Sink) -> None:
