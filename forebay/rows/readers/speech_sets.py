@@ -279,7 +279,8 @@ def _cut_row(where: str, cut: Mapping[str, Any]) -> dict[str, Any]:
         why = f"has no file of channel {channel}"
     if why is not None or held is None or start is None or seconds is None:
         wanted = "wanted a MonoCut over a file: cut_set.save_audios(...) writes such"
-        return {"problem": ("unsupported_cut", f"{where}: the cut {why}; {wanted}"), **named}
+        problem = "unsupported_cut", f"{where}: the cut {why}; {wanted}"
+        return {"problem": problem, **named}
     spoken = [each for each in cut.get("supervisions") or () if isinstance(each, dict)]
     spoken.sort(key=lambda each: _number(each.get("start")) or 0.0)
     texts = [text for each in spoken if (text := _string(each.get("text")))]
