@@ -15,7 +15,7 @@ from forebay.init.candidate import Candidate
 from forebay.init.folder_files import MAX_TABLES, TABLES, TRANSCRIPTS, Tree, extension_of, spread, text_head, walk
 from forebay.init.media_tables import dataset_of, media_tables_of, tables_of
 from forebay.init.questions import Choice, Chooser
-from forebay.init.sample_files import is_text_lines, pictures_of, recordings_of, tars_of, text_lines
+from forebay.init.sample_files import is_text_lines, pictures_of, recordings_of, speech_set_of, tars_of, text_lines
 from forebay.init.table_head import read_table
 from forebay.rows.reader import IMAGE_EXTENSIONS
 from forebay.rows.readers.line_blocks import CODECS
@@ -43,6 +43,7 @@ _KEY = re.compile(r'"\w*(text|transcri|sentence|utterance|words)\w*"\s*:', re.IG
 NEEDS = """forebay init knows:
   recordings (wav, flac, ogg, mp3, opus) with a .txt or .lab of the same name beside each, or *.trans.txt;
   a table (csv, tsv, jsonl, json, parquet, arrow) with a column of paths of recordings that are there;
+  a data folder of Kaldi (wav.scp), a manifest of NeMo with offsets, cuts or supervisions of lhotse;
   LJSpeech (metadata.csv beside wavs/), Common Voice (train.tsv beside clips/);
   a save_to_disk folder of the datasets library, or parquet files with recordings or images in their rows;
   tars of recordings, or of images, each with a .json, .txt or .cls of its name;
@@ -135,6 +136,8 @@ def _refuse_unread(path: Path, names: Sequence[str], found: Candidate, problems:
 
 
 def _of_files(paths: list[Path], problems: list[str], place: Path | None) -> list[Candidate | None]:
+    if (known := speech_set_of(paths, problems)) is not None:
+        return [known]
     suffix = paths[0].suffix.lower()
     if suffix == ".tar":
         return [tars_of(paths, None)]
@@ -148,6 +151,8 @@ def _of_files(paths: list[Path], problems: list[str], place: Path | None) -> lis
 def _of_folder(folder: Path, tree: Tree, problems: list[str], place: Path | None) -> list[Candidate | None]:
     if (data_set := dataset_of(folder)) is not None:
         return [data_set]
+    if (known := speech_set_of([folder], problems)) is not None:
+        return [known]
     tars = tree.paths(".tar")
     data, tables = _data_files(tree, problems)
     found = [

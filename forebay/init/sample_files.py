@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
+import json
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forebay.config.data import PICTURES, TEXT_OF_IMAGE
+from forebay.config.data import PICTURES, TEXT_OF_IMAGE, SourceConfig
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.candidate import Candidate, Pictures, Sounds, files_noun
 from forebay.init.config_sections import IMAGES, RECORDINGS, TEXTS
@@ -26,6 +28,7 @@ from forebay.init.table_head import TableHead, is_language, read_table, words_of
 from forebay.rows.reader import AUDIO, IMAGE_EXTENSIONS, TEXT_FIELDS, split_name
 from forebay.rows.readers.json_lines import BOM, JsonError, parse_object
 from forebay.rows.readers.line_blocks import codec_of, head_of, plain_name
+from forebay.rows.readers.speech_sets import segments_of
 from forebay.rows.readers.tar_lists import REQUIRED
 from forebay.steps.text.line import is_annotation
 from forebay.terminal import counted
@@ -95,6 +98,64 @@ def _ljspeech_of(tree: Tree) -> Candidate | None:
 
     label = f"LJSpeech: metadata.csv with | beside wavs/, {counted(len(tree.audio), Sounds.noun)}"
     return Candidate("ljspeech", (table,), RECORDINGS, label, 85, look)
+
+
+def speech_set_of(paths: Sequence[Path], problems: list[str]) -> Candidate | None:
+    """Returns the candidate of files or a folder in the form of Kaldi, NeMo or lhotse; None where they are in none."""
+    kind = next((kind for kind, is_one in _SETS.items() if is_one(paths)), None)
+    if kind is None:
+        return None
+    manifests = tuple(map(str, paths))
+    try:
+        listed = segments_of(SourceConfig(kind=kind, manifest=manifests))
+    except ManifestError as err:
+        problems.append(str(err))
+        return None
+    rows = listed.rows
+    count = counted(len(rows), "segments")
+
+    def look(found: Candidate, chooser: Chooser) -> None:  # noqa: ARG001
+        found.noun, found.count = "segments", len(rows)
+        found.texts = rows["text"].drop_null().slice(0, _TEXTS).to_pylist()
+        found.languages = Counter(rows["language"].drop_null().to_pylist())
+        found.sounds = Sounds(seconds=[seconds for seconds in rows["duration_s"].to_pylist() if seconds == seconds])
+        found.has_text = bool(found.texts)
+        if len(listed.rejected):
+            found.notes.append(f"{len(listed.rejected):,} lines cannot be used: {listed.rejected['message'][0]}.")
+
+    label = f"{_SET_NAMES[kind]}, {count}"
+    return Candidate(kind, tuple(paths), RECORDINGS, label, 95, look)
+
+
+def _is_kaldi(paths: Sequence[Path]) -> bool:
+    return all(path.is_dir() and (path / "wav.scp").is_file() for path in paths)
+
+
+def _is_lhotse(paths: Sequence[Path]) -> bool:
+    files = [file for path in paths for file in (sorted(path.glob("*.jsonl*")) if path.is_dir() else [path])]
+    firsts = [_first_object(file) for file in files]
+    cuts = [{"recording", "supervisions"} <= {*first} for first in firsts]
+    apart = [("sources" in first) + 2 * ("recording_id" in first) for first in firsts]
+    return any(cuts) or {1, 2} <= {*apart}
+
+
+def _is_nemo(paths: Sequence[Path]) -> bool:
+    return all(path.is_file() and {"audio_filepath", "offset"} <= {*_first_object(path)} for path in paths)
+
+
+def _first_object(path: Path) -> dict[str, Any]:
+    """Returns the first object of a file of lines, empty where there is none."""
+    if not path.name.endswith((".json", ".jsonl", ".jsonl.gz")):
+        return {}
+    with contextlib.suppress(OSError, EOFError, ValueError, RecursionError):
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            found = json.loads(file.readline(_HEAD))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+_SETS: Mapping[str, Callable[[Sequence[Path]], bool]] = {"kaldi": _is_kaldi, "lhotse": _is_lhotse, "nemo": _is_nemo}
+_SET_NAMES = {"kaldi": "a Kaldi data folder", "lhotse": "lhotse: cuts or supervisions", "nemo": "a NeMo manifest"}
 
 
 def _take_sounds(found: Candidate, tree: Tree, names: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ import pytest
 import soundfile
 
 from forebay import load_config
+from forebay.cli import main
 from forebay.errors import ManifestError
 from forebay.store.cache import Cache, open_cache
 from tests.preprocess.corpus import json_lines
@@ -225,3 +226,19 @@ def test_texts_of_a_cut_stand_in_the_order_of_time(folder: Path) -> None:
     (folder / "cuts.jsonl").write_text(json.dumps(cut) + "\n")
     assert set(rows_of(built(folder, "lhotse", "cuts.jsonl"))) == {"earlier later"}
     assert math.isclose(rows_of(built(folder, "lhotse", "cuts.jsonl"))["earlier later"]["end_s"], 1.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_init_recognises_a_set(folder: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = folder / FORMS[form](folder)
+    config = folder / "made.toml"
+    assert main(["init", str(data), "--out", str(config), "--yes"]) == 0, capsys.readouterr().err
+    text = config.read_text()
+    assert f'kind = "{form.split()[0]}"' in text
+    assert "3 segments" in text + capsys.readouterr().out
+    cache = open_cache(build_here(load_config(config, overrides=[f"run.cache_root={folder}/made"])).cache)
+    assert set(rows_of_texts(cache)) == {text for *_, text, _, _ in SEGMENTS}
+
+
+def rows_of_texts(cache: Cache) -> list[str]:
+    return [str(text) for text in cache.table(["text"])["text"].to_pylist()]

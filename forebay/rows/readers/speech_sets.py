@@ -26,6 +26,7 @@ from forebay.rows.reader import RecordingLister, RowReader
 from forebay.rows.readers.csv_tables import TextTable
 from forebay.rows.readers.json_lines import BAD_ROW, JsonError, parse_nested
 from forebay.rows.readers.table_files import TableRows, listed_tables
+from forebay.rows.segments import segmented
 from forebay.store.source_files import SourceFile
 
 _TEXT, _SECONDS = pa.large_string(), pa.float64()
@@ -300,6 +301,12 @@ def _number(value: Any) -> float | None:
 
 def _string(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def segments_of(source: SourceConfig) -> Manifest:
+    """Returns the rows of a set with the seconds of each, as far as its files say them."""
+    lists = {"kaldi": list_kaldi, "nemo": list_nemo, "lhotse": list_lhotse}
+    return segmented(lists[source.kind](source))
 
 
 KALDI_READER = RowReader(recordings=RecordingLister(list=list_kaldi, locate=locate_files))
