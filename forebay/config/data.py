@@ -29,7 +29,8 @@ class SourceKind:
     where nothing else says it. has_splits: a folder may hold several splits, of which `source.split` is read. keeps:
     the kinds of data whose samples may have `keep_columns`. is_deep: the files lie below the folder at any depth, and
     are samples themselves. needs_text: a sample without text is left out as `no_text`. has_segments: its rows are
-    stretches of recordings, whatever `[source.columns]` says. images: those of a folder whose
+    stretches of recordings, whatever `[source.columns]` says. names_segments: of `[source.columns]` it reads start, end
+    and channel alone. images: those of a folder whose
     rows are images, where these are others than `files`.
     """
 
@@ -44,6 +45,7 @@ class SourceKind:
     is_deep: bool = False
     needs_text: bool = False
     has_segments: bool = False
+    names_segments: bool = False
     images: tuple[str, ...] = ()
 
     def files_of(self, meaning: str) -> tuple[str, ...]:
@@ -70,7 +72,8 @@ class MeaningFacts:
     prompt: str = ""
 
 
-_SEGMENTS = "start end channel"
+SEGMENTS = ("start", "end", "channel")
+"""The names of `[source.columns]` that say where in a recording a row lies."""
 MEANINGS: Mapping[str, MeaningFacts] = {
     name: MeaningFacts(
         name=name,
@@ -113,10 +116,18 @@ TEXT_OF_IMAGE = (".txt",)
 """The files that hold their texts."""
 
 SOURCE_KINDS = {
-    "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH),
+    "tar": SourceKind(
+        reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH, names_segments=True
+    ),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
     "webdataset": SourceKind(reader=f"{_READERS}.tar_records:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
-    "jsonl": SourceKind(reader=f"{_READERS}.table_records:JSONL_READER", holds=BOTH, files=("*.jsonl",), keeps=BOTH),
+    "jsonl": SourceKind(
+        reader=f"{_READERS}.table_records:JSONL_READER",
+        holds=BOTH,
+        files=("*.jsonl",),
+        keeps=BOTH,
+        names_segments=True,
+    ),
     "hf": SourceKind(
         reader=f"{_READERS}.table_files:HF_READER",
         holds=BOTH,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.errors import DecodeError
 from forebay.rows.manifest import ROW_SCHEMA, SPAN, Manifest, joined, rejections
@@ -59,15 +60,22 @@ def segment_columns(rows: pa.Table) -> list[str]:
     return [name for name in SEGMENT_COLUMNS if name in rows.column_names]
 
 
-def named_segments(ids: Any, bounds: Mapping[str, Any]) -> Any:
-    """Returns ids of segments, made of those of their recordings: `NAME_START_END` in ms, and `_chN` of a channel."""
-    start, end, channel = (np.asarray(bounds[name], np.float64).tolist() for name in SEGMENT_COLUMNS)
-    behind = [
-        "".join(f"_{round(1000 * value):07d}" for value in (a, b) if math.isfinite(value))
-        + (f"_ch{c:g}" if math.isfinite(c) else "")
-        for a, b, c in zip(start, end, channel, strict=True)
-    ]
-    return joined(ids, pa.array(behind, pa.large_string()))
+def named_segments(ids: Any, explicit: Any, bounds: Mapping[str, Any]) -> Any:
+    """Returns ids of rows: those that are given, else those of their recordings with what `segment_name` adds.
+
+    explicit: whether each is given, None: none is. bounds: SEGMENT_COLUMNS; empty where rows are whole recordings.
+    """
+    if not bounds:
+        return ids
+    columns = (np.asarray(bounds[name], np.float64).tolist() for name in SEGMENT_COLUMNS)
+    derived = joined(ids, pa.array([segment_name(*each) for each in zip(*columns, strict=True)], pa.large_string()))
+    return derived if explicit is None else pc.if_else(explicit, ids, derived)
+
+
+def segment_name(start_s: float, end_s: float, channel: float) -> str:
+    """Returns what stands behind the name of a recording in that of its segment: `_START_END` in ms, `_chN`."""
+    times = "".join(f"_{round(1000 * value):07d}" for value in (start_s, end_s) if math.isfinite(value))
+    return f"{times}_ch{channel:g}" if math.isfinite(channel) else times
 
 
 def segmented(manifest: Manifest) -> Manifest:

@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from typing import Any, ClassVar, Self
 
 from forebay.config.code import facts_of, meaning_problem, own_meaning
-from forebay.config.data import MEANINGS, SOURCE_KINDS, SourceColumns, SourceConfig
+from forebay.config.data import MEANINGS, SEGMENTS, SOURCE_KINDS, SourceColumns, SourceConfig
 from forebay.config.tree import Config
 from forebay.steps.step import Step, TextStep
 from forebay.steps.table import audio_step
@@ -134,7 +134,9 @@ def columns_read(config: Config) -> tuple[str, ...]:
     kind = SOURCE_KINDS[config.source.kind]
     # A folder of images is no table.
     is_table = kind.has_columns and not (kind.images and "image" in facts_of(config).groups)
-    return facts_of(config).columns if is_table else ()
+    if is_table or not kind.names_segments or facts_of(config).name != "recordings":
+        return facts_of(config).columns if is_table else ()
+    return SEGMENTS
 
 
 def source_problems(config: Config) -> list[str]:

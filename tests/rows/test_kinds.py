@@ -136,7 +136,12 @@ def test_every_command_says_at_once_that_a_kind_is_unknown(
 @pytest.mark.parametrize(
     ("modality", "kind", "column", "message"),
     [
-        ("speech", "jsonl", "text", r'columns\.text is "x", and .*"jsonl" for speech reads no columns by name'),
+        (
+            "speech",
+            "jsonl",
+            "text",
+            r'columns\.text is "x", and .*"jsonl" for speech reads only the columns start, end, channel',
+        ),
         (
             "speech",
             "hf",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -336,6 +337,37 @@ def test_the_key_knows_where_segments_lie(folder: Path) -> None:
 
 
 def test_kinds_that_have_no_segments_refuse_their_columns(folder: Path) -> None:
-    for source in ('kind = "jsonl"\nmanifest = "t.jsonl"\n', 'kind = "folder"\nmanifest = "."\n'):
+    for source in ('kind = "webdataset"\nmanifest = "t.tar"\n', 'kind = "folder"\nmanifest = "."\n'):
         with pytest.raises(ConfigError, match=r"source\.columns\.start"):
             written(folder, "refused", source)
+
+
+def test_json_lines_and_members_of_tars_are_cut_as_a_table_is(folder: Path, tmp_path: Path) -> None:
+    rows = rows_of(("a.wav", "b.flac"))
+    wanted = by_text(built(config_of(folder, rows, name="wanted")))
+    lines = [
+        {"audio": name, "text": text, "begin": start, "stop": None if math.isnan(end) else end, "line": channel}
+        for name, start, end, channel, text in rows
+    ]
+    (folder / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = built(written(folder, "lines", 'kind = "jsonl"\nmanifest = "t.jsonl"\n'))
+    assert by_text(found).keys() == wanted.keys()
+    assert all(np.array_equal(by_text(found)[text]["waveform"], row["waveform"]) for text, row in wanted.items())
+    assert found.metadata["unused_fields"] == {}
+    assert "b_0002000_0002750_ch2" in found.table(["sample_id"])["sample_id"].to_pylist()
+    write_tar(tmp_path / "x.tar", {name: (folder / name).read_bytes() for name in ("a.wav", "b.flac")})
+    table = {
+        "tar_path": ["x.tar"] * len(rows),
+        "tar_member_name": [row[0] for row in rows],
+        "transcript": [row[4] for row in rows],
+        "language": ["en"] * len(rows),
+        "duration_s": pa.nulls(len(rows), pa.float64()),
+        "begin": [row[1] for row in rows],
+        "stop": pa.array([row[2] for row in rows], from_pandas=True),
+        "line": pa.array([row[3] for row in rows], pa.int64()),
+    }
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    cache = built(written(tmp_path, "tars", 'kind = "tar"\nmanifest = "t.parquet"\n'))
+    assert by_text(cache).keys() == wanted.keys()
+    assert all(np.array_equal(by_text(cache)[text]["waveform"], row["waveform"]) for text, row in wanted.items())
+    assert set(cache.table(["recording"])["recording"].to_pylist()) == {"x.tar:a.wav", "x.tar:b.flac"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
 from forebay.rows.manifest import LISTS, UNLOCATED, Meaning, MeantRow, MediaPlace, Record, meaning_named, storable
 from forebay.rows.meanings.canonical_chat import decoded_fields
+from forebay.rows.meanings.recordings import Recorded
 from forebay.rows.named_files import path_stem
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
 from forebay.steps.run_code import CodeError, described, loaded
@@ -129,4 +130,9 @@ def _made(path: Path, name: str, digest: str) -> Any:
 def meaning_of(config: Config) -> Meaning:
     """Returns the meaning of a config's rows. Raises ConfigError for a class that is none; runs nothing of it."""
     own = own_meaning(config)
-    return meaning_named(config.meaning) if own is None else OwnRows(own.facts, own.path, own.name, own.digest)
+    if own is not None:
+        return OwnRows(own.facts, own.path, own.name, own.digest)
+    found, columns = meaning_named(config.meaning), config.source.columns
+    if not columns.has_segments or not isinstance(found, Recorded):
+        return found
+    return replace(found, segments=(columns.start, columns.end, columns.channel))

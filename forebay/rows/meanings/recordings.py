@@ -8,7 +8,9 @@ until durations are known.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +23,7 @@ from forebay.rows.manifest import SPAN, WHOLE_FILE, Meaning, MeantRow, MediaPlac
 from forebay.rows.named_files import path_stem, usable_name
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
+from forebay.rows.segments import SEGMENT_COLUMNS, segment_name
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
@@ -35,7 +38,7 @@ _LEAST_S, _SHARE = 0.5, 0.05
 SEVERAL = f"{SPAN}several texts"
 _ADVICE = (
     "a recording is read whole, so a row would have the text of a piece; name such columns as source.columns.start and "
-    "source.columns.end (source.kind table or hf), or rename the column where it is no time of the recording"
+    "source.columns.end (kind table, hf, jsonl or tar), or rename the column where it is no time of the recording"
 )
 
 
@@ -192,28 +195,43 @@ class TextOnly(Meaning):
         return MeantRow(text=text, sample_id=given, language=language, prompt=prompt)
 
 
+@dataclass(frozen=True)
 class Recorded(TextOnly):
     """A recording, and its text as of `TextOnly`.
 
     A record has `audio` too, a name relative to the manifest, and may have `duration_s` or `duration`. An id left out
-    is `audio` without its extension.
+    is `audio` without its extension. segments: the fields of `source.columns.start`, `end` and `channel`.
     """
+
+    segments: tuple[str | None, str | None, str | None] = (None, None, None)
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:
         fields = record.fields
         _note_unknown(fields, unknown)
+        unknown.difference_update(name for name in self.segments if name is not None)
         place = _place_of(record, home)
         given, language, prompt, text = said(fields)
+        bounds = self._bounds(fields)
         return MeantRow(
             text=text,
             items={"audio": (place,)},
             sample_id=given,
-            name=path_stem(place.path or ""),
+            name=path_stem(place.path or "") + (segment_name(*bounds.values()) if bounds else ""),
             language=language,
             prompt=prompt,
             seconds=seconds_of(fields, DURATIONS),
-            bounds={name: fields[name] for name in fields.keys() & BOUNDS},
+            bounds=bounds or {name: fields[name] for name in fields.keys() & BOUNDS},
         )
+
+    def _bounds(self, fields: Mapping[str, Any]) -> dict[str, float]:
+        """Returns SEGMENT_COLUMNS of a record, NaN for what it does not say; nothing for whole recordings."""
+        if self.segments == (None, None, None):
+            return {}
+        start, end, channel = (math.nan if name is None else seconds_of(fields, (name,)) for name in self.segments)
+        start = 0.0 if self.segments[0] is None else start
+        seconds = math.nan if self.segments[0] is None else seconds_of(fields, DURATIONS)
+        end = start + seconds if self.segments[1] is None else end
+        return dict(zip(SEGMENT_COLUMNS, (start, end, channel), strict=True))
 
 
 def _place_of(record: Record, home: Path) -> MediaPlace:

@@ -229,6 +229,27 @@ class TypedColumns:
             raise self.wrong(name, f"is {kind}, wanted seconds as a number")
         return pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan"))
 
+    def segments(self, named: SourceColumns, durations: Sequence[str]) -> dict[str, Any]:
+        """Returns where in their recordings rows lie, as SEGMENT_COLUMNS: float64, NaN for what no column says.
+
+        durations: the columns that may hold seconds, of the segment where a start is named. Nothing where the columns
+        of segments have no names.
+        """
+        if not named.has_segments:
+            return {}
+        count = len(self.table)
+        nothing = pa.array(np.full(count, np.nan))
+
+        def column(name: str | None, default: Any) -> Any:
+            found = None if name is None else self.seconds(name)
+            return default if found is None else found
+
+        start = column(named.start, pa.array(np.zeros(count)))
+        said = (self.seconds(name) for name in durations if named.start is not None)
+        seconds = next((found for found in said if found is not None), nothing)
+        end = column(named.end, pc.add(start, seconds))
+        return {"start_s": start, "end_s": end, "channel": column(named.channel, nothing)}
+
     def ids(self, name: str) -> pa.ChunkedArray:
         """Returns a column of lists of integers as large_string: the numbers in decimal, parted by spaces."""
         column = self.table[name]

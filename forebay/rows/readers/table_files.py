@@ -138,10 +138,8 @@ class TableRows:
     def _values(self, paths: Any) -> dict[str, Any]:
         columns = self._typed([n for n in self._names if n in self._taken and n != self._columns.media])
         ids, explicit = self._ids(columns, paths)
-        segments = self._segments(columns) if self._columns.has_segments else {}
-        if segments:
-            derived = named_segments(ids, segments)
-            ids = derived if explicit is None else pc.if_else(explicit, ids, derived)
+        segments = columns.segments(self._columns, self._durations)
+        ids = named_segments(ids, explicit, segments)
         spans = [] if segments else [name for name in self._names if name in SPANS and self._names.count(name) == 1]
         text, labels = self._columns.text, self._columns.labels
         return {
@@ -154,20 +152,6 @@ class TableRows:
             **({} if self._columns.features is not None or not spans else spans_of(self._table.columns(spans))),
             **{SPAN + name: column for name, column in segments.items()},
         }
-
-    def _segments(self, columns: TypedColumns) -> dict[str, Any]:
-        """Returns SEGMENT_COLUMNS of the rows, as far as the table says them: float64, NaN for what it does not say."""
-        named, nothing = self._columns, pa.array(np.full(len(self._table), np.nan))
-
-        def column(name: str | None, default: Any) -> Any:
-            found = None if name is None else columns.seconds(name)
-            return default if found is None else found
-
-        start = column(named.start, pa.array(np.zeros(len(self._table))))
-        said = (columns.seconds(name) for name in self._durations if named.start is not None)
-        seconds = next((found for found in said if found is not None), nothing)
-        end = column(named.end, pc.add(start, seconds))
-        return {"start_s": start, "end_s": end, "channel": column(named.channel, nothing)}
 
     def _typed(self, names: list[str]) -> TypedColumns:
         return TypedColumns(self._table.columns(names), self._manifest.path)

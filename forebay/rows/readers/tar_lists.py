@@ -19,7 +19,17 @@ from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import all_failed, fill_durations, header_duration_s, located
 from forebay.rows.kept_columns import concatenated, part_of, require_columns
-from forebay.rows.manifest import UNLOCATED, Manifest, MediaPlace, Unused, constant, grouped, require_rows, row_table
+from forebay.rows.manifest import (
+    SPAN,
+    UNLOCATED,
+    Manifest,
+    MediaPlace,
+    Unused,
+    constant,
+    grouped,
+    require_rows,
+    row_table,
+)
 from forebay.rows.meanings.recordings import BOUNDS, spans_of
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
@@ -40,6 +50,7 @@ from forebay.rows.readers.arrow_files import HfFile, TypedColumns, first
 from forebay.rows.readers.json_lines import decoded
 from forebay.rows.readers.table_records import ImageColumn, file_runs, read_typed
 from forebay.rows.readers.tar_clips import locate_filelist
+from forebay.rows.segments import named_segments
 from forebay.store.remote.raw.raw_sources import at_hand
 from forebay.store.source_files import SourceFile
 
@@ -58,7 +69,7 @@ def list_tar(source: SourceConfig) -> Manifest:
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)
     unused = Unused()
-    tables = [_read(manifest, files, unused, keep=source.keep_columns) for manifest in manifests]
+    tables = [_read(manifest, files, unused, source=source) for manifest in manifests]
     rows = grouped(concatenated(tables))
     require_rows(len(rows), manifests)
     return Manifest(files=files.files, rows=rows, unused=unused.counts)
@@ -87,22 +98,27 @@ def locate_tar(task: LocateTask) -> Located:
     return located(task, {name: pa.array(values) for name, values in columns.items()}, failures)
 
 
-def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequence[str]) -> pa.Table:
-    path, wanted = manifest.path, {*REQUIRED, *OPTIONAL, *BOUNDS, *keep}
+def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, source: SourceConfig) -> pa.Table:
+    keep, named = source.keep_columns, source.columns
+    bounds = [name for name in (named.start, named.end, named.channel) if name is not None]
+    path, wanted = manifest.path, {*REQUIRED, *OPTIONAL, *BOUNDS, *bounds, *keep}
     try:
         with at_hand(path) as local, pq.ParquetFile(local) as file:
             names = file.schema_arrow.names
-            _require_columns(path, names, REQUIRED)
+            _require_columns(path, names, (*REQUIRED, *bounds))
             require_columns(keep, names, where=str(path))
             columns = TypedColumns(file.read(columns=[name for name in names if name in wanted]), path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
         raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest", code="FB205") from err
-    spans = spans_of(columns.table.drop_columns("duration_s"))
-    unused.add({*names} - wanted | BOUNDS.intersection(names) - {*keep}, rows=len(columns.table))
+    segments = columns.segments(named, ("duration_s",))
+    spans = {SPAN + name: column for name, column in segments.items()}
+    spans = spans or spans_of(columns.table.drop_columns("duration_s"))
+    unused.add({*names} - wanted | BOUNDS.intersection(names) - {*keep, *bounds}, rows=len(columns.table))
     members = columns.strings("tar_member_name", nullable=False)
     if pc.any(pc.starts_with(members, "./")).as_py():  # a tar's index keeps names without it
         members = pc.replace_substring_regex(members, r"^\./", "")
     ids, explicit = _sample_ids(columns, members)
+    ids = named_segments(ids, explicit, segments)
     paths, count = columns.strings("tar_path", nullable=False), len(columns.table)
     numbers = _tar_numbers(
         paths, manifest, files, lambda problem, rows: columns.wrong("tar_path", problem, row=first(rows))
