@@ -12,14 +12,13 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from forebay.config.plan import bucket_names
 from forebay.errors import CacheCorruptError, CacheMismatchError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import LoaderState, num_steps
@@ -312,16 +311,14 @@ def drawn_classes(
     end: LoaderState,
     dp_world_size: int,
     durations_s: Array | None,
-    edges_s: Sequence[float] = (),
 ) -> dict[str, Drawn]:
     """Returns what was drawn between two states of a loader, by the name of a shape class, in the plan's order.
 
     Names are those of calibration (`b_0_3`); windows have `place_0` on, packs are `packs`. Classes that an epoch has
     and the run has not drawn are there with 0.
-    durations_s: float64 [num_samples]; None where samples are no audio. edges_s: of the buckets, where the plan knows
-    them no more (mixtures).
+    durations_s: float64 [num_samples]; None where samples are no audio.
     """
-    names = class_names(plan, edges_s=edges_s)
+    names = class_names(plan)
     expected = _expected(plan, start, count=len(names))
     batches, hours = np.zeros(len(names), np.int64), np.zeros(len(names))
     for state, positions in stretches(plan, start, end, dp_world_size=dp_world_size):
@@ -346,16 +343,15 @@ def drawn_classes(
     }
 
 
-def class_names(plan: Plan, *, edges_s: Sequence[float] = ()) -> list[str]:
+def class_names(plan: Plan) -> list[str]:
     """Returns the name of every shape class of a plan, see `drawn_classes`."""
     if isinstance(plan, PackPlan):
         return ["packs"]
     if isinstance(plan, WindowPlan):
         return [f"place_{number}" for number in range(max(plan.batches_per_window, plan.last_batches))]
     if isinstance(plan, BucketPlan):
-        return bucket_names(plan.edges_s, num_buckets=len(plan.batch_sizes))
-    count = len(plan.batch_sizes) if isinstance(plan, MixturePlan) else 1
-    return bucket_names(edges_s[:count], num_buckets=count)
+        return plan.names
+    return list(plan.class_names) if isinstance(plan, MixturePlan) else ["0"]
 
 
 def drawn_lines(drawn: Mapping[str, Drawn]) -> Iterator[str]:

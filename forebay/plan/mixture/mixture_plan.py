@@ -58,9 +58,9 @@ class MixturePlan:
     at least); the stream goes on from epoch to epoch, and a source that is through begins its next pass in a new order.
     Under `end` every epoch begins anew and ends before any source gives a sample twice.
 
-    names: [k]. weights: int64 [k], of 65,536. sizes: int64 [k, c], samples by source and class. members: int32 or int64
-    [num_samples], sample indices by class, then source; offsets: int64 [c k + 1], where each such cell begins.
-    batch_sizes: int64 [c]. shards: under `locality`, where every pass of a source goes through its shards block by
+    names: [k]; class_names: [c]. weights: int64 [k], of 65,536. sizes: int64 [k, c], samples by source and class.
+    members: int32 or int64 [num_samples], sample indices by class, then source; offsets: int64 [c k + 1], where each
+    such part begins. batch_sizes: int64 [c]. shards: under `locality`, where every pass of a source goes through its shards block by
     block, each source at its own pace; shares, lengths of epochs and states are those of a mixture without.
     """
 
@@ -70,6 +70,7 @@ class MixturePlan:
     members: Array
     offsets: Array
     batch_sizes: Array
+    class_names: tuple[str, ...]
     lockstep: int
     tail: Tail
     batches: Batches = "mixed"
@@ -178,6 +179,7 @@ def mixture_plan(
         members=members,
         offsets=np.concatenate(([0], np.cumsum(sizes.T.ravel()))),
         batch_sizes=plan.batch_sizes,
+        class_names=tuple(plan.names),
         lockstep=plan.lockstep,
         tail=plan.tail,
         batches=batches,

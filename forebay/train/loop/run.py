@@ -211,7 +211,7 @@ def train(
         phases=phases.seconds,
         remote=after_step.traffic(),
         waiting=waiting_line(config, loader, share=_wait_share(meter, phases), is_uncached=source_kind == "uncached"),
-        buckets=drawn_by(loader, config) if learner.is_main_rank else {},
+        buckets=drawn_by(loader) if learner.is_main_rank else {},
     )
 
 
