@@ -60,8 +60,9 @@ class MixturePlan:
 
     names: [k]; class_names: [c]. weights: int64 [k], of 65,536. sizes: int64 [k, c], samples by source and class.
     members: int32 or int64 [num_samples], sample indices by class, then source; offsets: int64 [c k + 1], where each
-    such part begins. batch_sizes: int64 [c]. shards: under `locality`, where every pass of a source goes through its shards block by
-    block, each source at its own pace; shares, lengths of epochs and states are those of a mixture without.
+    such part begins. batch_sizes: int64 [c]. shards: under `locality`, where every pass of a source goes through its
+    shards block by block, each source at its own pace; shares, lengths of epochs and states are those of a mixture
+    without.
     """
 
     names: tuple[str, ...]
