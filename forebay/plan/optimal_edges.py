@@ -49,7 +49,7 @@ def optimal_cells(
     tops, token_tops = np.array(edges), np.array(token_edges)
     padded = _costs(counts.sum(1), tops) + token_cost * _least_tokens(counts, token_tops, k=k)
     found_edges, cells, first = [], [], 0
-    for last, number in _cheapest(np.minimum(padded, _IMPOSSIBLE), k=k):
+    for last, number in _cheapest(padded, k=k):
         own = counts[first : last + 1].sum(0)
         held = np.flatnonzero(own)
         cuts = optimal_cuts(own[held], token_tops[held], k=number)
@@ -103,7 +103,7 @@ def _cheapest(costs: Array, *, k: int) -> list[tuple[int, int]]:
 
 
 def _least_tokens(counts: Array, tops: Array, *, k: int) -> Array:
-    """Returns the tokens, padded, of ranges with 1 to min(k, num_tops) token edges: int64 [edges, first, last].
+    """Returns the tokens, padded, of ranges with at most 1 to min(k, num_tops) cells: int64 [cells, first, last].
 
     counts: int64 [num_bins, num_tops]. Ranges that end before they begin have 0.
     """
@@ -117,5 +117,5 @@ def _least_tokens(counts: Array, tops: Array, *, k: int) -> Array:
         for number in range(len(found)):
             found[number, first, first:] = np.take_along_axis(best, highest[:, None], axis=1)[:, 0]
             before = np.concatenate((np.full((len(own), 1), _IMPOSSIBLE), best[:, :-1]), axis=1)
-            best = np.minimum((before[:, :, None] + costs).min(axis=1), _IMPOSSIBLE)
+            best = np.minimum(best, (before[:, :, None] + costs).min(axis=1))
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
@@ -84,6 +84,7 @@ def least_tokens(tokens: Array) -> dict[int, int]:
     return found
 
 
+@example((np.array([2552, 2552, 1533]), np.array([3, 5, 3])), 3, 4)  # more cells than a range has tokens
 @given(two_lengths(most=12), st.integers(1, 6), st.integers(1, 200))
 def test_no_other_cells_cost_less(lengths: tuple[Array, Array], k: int, token_cost: int) -> None:
     """All cuts of the seconds, and for each all ways to share the cells, by brute force."""
