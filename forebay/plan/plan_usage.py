@@ -40,8 +40,11 @@ COLUMNS = ("part", "language", "source")
 class Weighted(Protocol):
     """A plan that does not take every sample equally often; mixtures do not."""
 
-    def sample_weights(self) -> Array:
-        """Returns how often each sample comes, in proportion to the others, float64 [num_samples]."""
+    def sample_weights(self, end: int = 0) -> Array:
+        """Returns how often each sample comes, in proportion to the others, float64 [num_samples].
+
+        end: of the first so many micro-batches of the run.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +85,13 @@ def population(source: SampleSource) -> Population:
     return Population(num_samples=len(source), names=names, codes=codes, shards=shards)
 
 
-def expected_shares(population: Population, plan: Plan, column: str) -> Array:
+def expected_shares(population: Population, plan: Plan, column: str, *, end: LoaderState | None = None) -> Array:
     """Returns the share of all samples that each value of a field is to get, float64 [num_values].
 
-    That of a mixture where the plan is one, else the one that it has in the data.
+    That of a mixture where the plan is one, up to the state `end` of a loader, else the one that it has in the data.
     """
-    weights = plan.sample_weights() if isinstance(plan, Weighted) else None
+    done = 0 if end is None else end.epoch * plan.num_batches + end.position
+    weights = plan.sample_weights(done) if isinstance(plan, Weighted) else None
     sums = np.bincount(population.codes[column], weights=weights, minlength=len(population.names[column]))
     shares: Array = sums / sums.sum()
     return shares
