@@ -105,7 +105,8 @@ def test_seeks_and_counts_are_those_of_the_whole_run(made: Made, data: st.DataOb
 
 @given(changing(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 40))
 def test_another_world_size_and_a_resume_change_nothing(made: Made, before: int, after: int, steps: int) -> None:
-    plan, used = made.plan, []
+    plan = made.plan
+    used: list[Array] = []
 
     def walk(world: int, count: int, state: dict[str, Any] | None) -> dict[str, Any]:
         cursors = [Cursor(plan, "k", seed=3, rank=rank, world=world) for rank in range(world)]
@@ -133,7 +134,8 @@ def test_a_change_of_a_run_keeps_what_came_before_and_loses_nothing_after(made: 
     plan = made.plan
     at = data.draw(st.integers(1, 3 * plan.num_batches))
     held = (plan.sizes.sum(1) > 0).astype(int)
-    revised = with_changes(replace(plan, changes=()), [(c.at, c.weights) for c in plan.changes], revised=[(at, held)])
+    curve = [(each.at, each.weights.tolist()) for each in plan.changes]
+    revised = with_changes(replace(plan, changes=()), curve, revised=[(at, held)])
     assert [each.at for each in revised.changes] == [*(c.at for c in plan.changes if c.at < at), at]
     assert revised.num_batches == plan.num_batches
     first, second = run(plan, 5), run(revised, 5)
