@@ -7,6 +7,7 @@ reason for which a sample was left out, means.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -251,8 +252,11 @@ class InspectCommand(ConfigCommand):
                     "--set loader.seed=N"
                 )
             from forebay.inspect.weight_curve import show_weights
+            from forebay.train.select import make_loader
 
-            return show_weights(config, seed=self.seed, as_json=self.json)
+            seeded = dataclasses.replace(config, loader=dataclasses.replace(config.loader, seed=self.seed))
+            plan = make_loader(seeded, dp_rank=0, dp_world_size=1).plan
+            return show_weights(plan, seed=self.seed, as_json=self.json)
         if self.bucket_manifests is not None:
             if config is None:
                 raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {place} is a folder")

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.plan.interface import Plan
 from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.terminal import entry, human_share, print_json, print_lines, table
-from forebay.train.select import make_loader
 from forebay.visible import printable
 
 _MOST_COLUMNS = 6
 """Sources that a terminal shows, those whose share changes most."""
 
 
-def show_weights(config: Config, *, seed: int, as_json: bool) -> int:
-    """Prints the weights of a config's mixture over the run, and returns 0. Raises as `make_loader` does."""
-    loader = make_loader(replace(config, loader=replace(config.loader, seed=seed)), dp_rank=0, dp_world_size=1)
-    plan = loader.plan
+def show_weights(plan: Plan, *, seed: int, as_json: bool) -> int:
+    """Prints the weights of a mixture over the run, and returns 0. seed: of the order. ConfigError for another plan."""
     if not isinstance(plan, MixturePlan):
         raise ConfigError("--seed shows the weights of a mixture, and this config has no [mixture]")
     document = {"seed": seed, **weight_facts(plan)}

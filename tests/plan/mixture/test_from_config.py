@@ -324,7 +324,7 @@ def test_weights_of_a_config_change_over_the_run(tmp_path: Path, capsys: pytest.
     revised.load_state_dict(loader.state_dict())
     with pytest.raises(ResumeError, match=r"mixture.change has places"):
         revised.load_state_dict({**loader.state_dict(), "epoch": 2})
-    assert show_weights(changed, seed=3, as_json=True) == 0
+    assert show_weights(revised.plan, seed=3, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(s["from"], s["epoch"], s["position"], s["is_revision"]) for s in found["stretches"]] == [
         (0, 0, 0, False),
