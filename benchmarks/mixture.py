@@ -2,8 +2,9 @@
 
 The mixture is twelve languages by the weights of a real run, in batches of 32. Lengths are synthesised to the usual
 duration histogram. There are rows for one, seven and 64 length classes, with mixed batches and with batches of one
-source. A row shows times of one thread (medians, and p99 of seeks), and how far a language was from its share at any
-micro-batch, beside the bound. One row is a draw of every sample by chance.
+source; of seven classes also with weights that change 20 times. A row shows times of one thread (medians, and p99 of
+seeks), and how far a language was from its share at any micro-batch, beside the bound. One row is a draw of every
+sample by chance.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.report import table
 from forebay.config import BucketConfig
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.make_buckets import bucket_plan
+from forebay.plan.mixture.mix_sources import with_changes
 from forebay.plan.mixture.mixture_plan import Batches, MixturePlan, mixture_plan
 from forebay.plan.mixture.sources import PERIOD, Assignment, quantise
 
@@ -39,15 +41,24 @@ def deviations(plan: MixturePlan, source_of: np.ndarray[Any, Any], *, num_batche
             batches = order.batches(np.arange(start, min(start + 256, len(order))))
             counts += [np.bincount(source_of[batch], minlength=len(plan.names)) for batch in batches]
         epoch += 1
-    total = np.cumsum(counts, axis=0)
-    off: np.ndarray[Any, Any] = np.abs(total - total.sum(1, keepdims=True) * plan.shares).max(axis=1) / unit
+    starts = np.array([change.at for change in plan.changes], np.int64)
+    shares = plan.stretch_shares[np.searchsorted(starts, np.arange(len(counts)), side="right")]
+    wanted = np.sum(counts, axis=1, keepdims=True) * shares
+    off: np.ndarray[Any, Any] = np.abs(np.cumsum(counts - wanted, axis=0)).max(axis=1) / unit
     return off[:num_batches]
 
 
-def measure(buckets: BucketPlan, source_of: np.ndarray[Any, Any], batches: Batches, *, seeks: int) -> dict[str, Any]:
+def measure(
+    buckets: BucketPlan, source_of: np.ndarray[Any, Any], batches: Batches, *, seeks: int, changes: int = 0
+) -> dict[str, Any]:
     names = [str(number) for number in range(len(WEIGHTS))]
     start = time.perf_counter()
     plan = mixture_plan(buckets, source_of, names=names, weights=WEIGHTS, batches=batches)
+    if changes:
+        turned = [tuple(np.roll(WEIGHTS, number + 1)) for number in range(changes)]
+        places_of_changes = np.arange(1, changes + 1) * (40 * seeks // (changes + 1)) // 8 * 8
+        plan = with_changes(plan, list(zip(places_of_changes.tolist(), turned, strict=True)))
+        plan.order(1, 0).batch(0)  # the sequences of all stretches are made
     build_s = time.perf_counter() - start
     places = np.random.default_rng(1).integers(0, plan.num_batches, seeks).tolist()
     sought = [seconds(lambda p=p: plan.order(1, p % 9).batch(p))[0] for p in places]  # type: ignore[misc]
@@ -58,6 +69,7 @@ def measure(buckets: BucketPlan, source_of: np.ndarray[Any, Any], batches: Batch
     return {
         "classes": len(buckets.batch_sizes),
         "batches": batches,
+        "changes": changes,
         "build_s": round(build_s, 3),
         "seek_p50_ms": round(float(np.percentile(sought, 50)) * 1e3, 2),
         "seek_p99_ms": round(float(np.percentile(sought, 99)) * 1e3, 2),
@@ -92,6 +104,8 @@ def main() -> int:
         buckets = bucket_plan(lengths, sample_rate_hz=SAMPLE_RATE_HZ, settings=settings)
         modes: tuple[Batches, ...] = ("mixed", "per_source")
         rows += [measure(buckets, source_of, batches, seeks=seeks) for batches in modes]
+        if len(edges) == 7:
+            rows += [measure(buckets, source_of, batches, seeks=seeks, changes=20) for batches in modes]
     rows.append(dict.fromkeys(rows[0]) | by_chance(num_batches=40 * seeks))
     found = {"samples": count, "batch_size": BATCH_SIZE, "assignment_s": round(assignment_s, 4), "mixtures": rows}
     if arguments.json:

@@ -7,6 +7,7 @@ reason for which a sample was left out, means.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -216,7 +217,7 @@ class InspectCommand(ConfigCommand):
     png: Path | None = option("with --sample: draw its features, or its images", "FILE")
     export: Path | None = option("write the row table", "FILE.parquet")
     bucket_manifests: Path | None = option("write one shuffled row table for each bucket of [plan]", "DIR")
-    seed: int | None = option("with --bucket-manifests: of the shuffle; default: 42", "N")
+    seed: int | None = option("with --bucket-manifests: of the shuffle, default 42; of a mixture: its weights", "N")
     verify: bool = option("re-hash everything; exit code 1 where something is wrong")
     html: Path | None = option("write a page to see and hear it: one file, at most 10 MB", "FILE.html")
     serve: bool = option("the same page over all samples, on this machine alone")
@@ -245,7 +246,17 @@ class InspectCommand(ConfigCommand):
             raise ConfigError(f"{path}: no such cache, plan or config; name a folder, a URL or a TOML file")
         config = None if is_url(place) or path.is_dir() else self.loaded()
         if self.seed is not None and self.bucket_manifests is None:
-            raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set loader.seed=N")
+            if config is None or not config.mixture.is_given:
+                raise ConfigError(
+                    "--seed goes with --bucket-manifests DIR, or a config with a [mixture]; for training: "
+                    "--set loader.seed=N"
+                )
+            from forebay.inspect.weight_curve import show_weights
+            from forebay.train.select import make_loader
+
+            seeded = dataclasses.replace(config, loader=dataclasses.replace(config.loader, seed=self.seed))
+            plan = make_loader(seeded, dp_rank=0, dp_world_size=1).plan
+            return show_weights(plan, seed=self.seed, as_json=self.json)
         if self.bucket_manifests is not None:
             if config is None:
                 raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {place} is a folder")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from forebay.config.data import STRICT, at_least
 
@@ -15,12 +16,34 @@ def bucket_name(low_s: float, high_s: float) -> str:
     return f"b_{round(low_s, 4):.9g}_{round(high_s, 4):.9g}"
 
 
-def bucket_names(edges_s: Sequence[float], *, num_buckets: int) -> list[str]:
-    """Returns the name of every bucket by its upper edge; of those behind them, which have no seconds, the index."""
-    timed = [bucket_name(low, high) for low, high in zip((0.0, *edges_s), edges_s, strict=False)]
-    return [*timed, *(str(bucket) for bucket in range(len(timed), num_buckets))]
+class BucketRange(NamedTuple):
+    """The lengths that a bucket holds, from the lower edge up to below the upper one; None: not a range of these."""
+
+    seconds: tuple[float, float] | None
+    tokens: tuple[int, int] | None
+
+    def name(self, bucket: int) -> str:
+        """Returns the name by the upper edges, `b_3_5` or of a cell `b_3_5_t40`; without seconds the index `bucket`."""
+        if self.seconds is None:
+            return str(bucket)
+        return bucket_name(*self.seconds) + ("" if self.tokens is None else f"_t{self.tokens[1]}")
 
 
+def bucket_ranges(
+    edges_s: Sequence[float], *, cells: Sequence[Sequence[int]] = (), edges: Sequence[int] = ()
+) -> list[BucketRange]:
+    """Returns the range of every bucket by its upper edges. cells: token edges of each range of seconds; (): none.
+
+    edges: in tokens, of the buckets without seconds, which come behind the others.
+    """
+    found = []
+    for number, seconds in enumerate(itertools.pairwise((0.0, *edges_s))):
+        own: Iterable[tuple[int, int] | None] = itertools.pairwise((0, *cells[number])) if cells else [None]
+        found += [BucketRange(seconds, tokens) for tokens in own]
+    return [*found, *(BucketRange(None, tokens) for tokens in itertools.pairwise((0, *edges)))]
+
+
+TOKEN_S = 0.02
 CLASSIC_EDGES_S = (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0)
 Tail = Literal["split", "short", "drop", "pad"]
 
@@ -54,11 +77,18 @@ class BucketConfig(_LengthsConfig):
     edges_s: tuple[float, ...] = CLASSIC_EDGES_S
     """Upper edges in seconds: buckets are [0, e0), [e0, e1), ... The last bucket is closed and takes all that is
     longer."""
+    by: tuple[Literal["duration", "tokens"], ...] = ("duration",)
+    """The lengths that buckets are ranges of. `["duration", "tokens"]`: buckets are cells, ranges of seconds and of
+    label tokens; `k` is then their number, or `edges_s` and `edges` give the grid."""
     edges: tuple[int, ...] | None = None
-    """Upper edges, in tokens, of the buckets of samples without audio. These buckets come behind those of `edges_s`."""
+    """Upper edges, in tokens, of the buckets of samples without audio, and of cells. Buckets without audio come behind
+    those of `edges_s`."""
     k: int | None = None
     """This many edges instead of `edges_s`, and of `edges` where they are left out, where the lengths are padded
     least."""
+    token_s: float = TOKEN_S
+    """Seconds of audio that a label token costs as much as, where `by` has tokens: for the edges of `k`, in
+    `batch_seconds`, and for the order of an epoch's end. 0.02: an encoder of 50 places a second, a decoder as deep."""
     batch_tokens: int | None = None
     """Budget of padded label tokens a batch, instead of the seconds or beside them."""
     batch_size: int | tuple[int, ...] | None = None
@@ -83,6 +113,7 @@ class BucketConfig(_LengthsConfig):
         self._check("k", "batch_tokens", "batch_size")
         if self.k is not None and self.edges_s != CLASSIC_EDGES_S:
             raise ValueError(f"give one of edges_s and k, not {list(self.edges_s)} and {self.k}")
+        self._check_cells()
         num_buckets = len(self.edges_s) if self.k is None else self.k
         # With `edges` the plan says it: how many buckets there are is then known from the samples alone.
         if isinstance(self.batch_size, tuple) and self.edges is None and len(self.batch_size) != num_buckets:
@@ -93,6 +124,26 @@ class BucketConfig(_LengthsConfig):
             raise ValueError(
                 f'locality is {self.locality!r}, wanted "global", "auto" or "shards:N", for example "shards:16"'
             )
+
+    def _check_cells(self) -> None:
+        if self.by not in (("duration",), ("duration", "tokens")):
+            raise ValueError(f'by is {list(self.by)}, wanted ["duration"] or ["duration", "tokens"]')
+        if not 0 < self.token_s < math.inf:
+            raise ValueError(f"token_s is {self.token_s}, wanted more than 0")
+        if not self.has_cells and self.token_s != TOKEN_S:
+            raise ValueError(f'token_s is {self.token_s} and tokens count nothing; set by = ["duration", "tokens"]')
+        if self.has_cells and (self.k is None) == (self.edges is None):
+            raise ValueError(
+                f"by has tokens: give one of k, a number of cells, and edges, in tokens, not {self._both()}"
+            )
+
+    def _both(self) -> str:
+        return "none" if self.k is None else f"k = {self.k} and edges = {list(self.edges or ())}"
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether buckets are ranges of seconds and of tokens."""
+        return "tokens" in self.by
 
     @property
     def locality_shards(self) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.config.plan import bucket_name
+from forebay.config.plan import BucketRange
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, TarError
 from forebay.plan.bucket_plan import BucketPlan, shuffled_buckets
@@ -65,11 +65,15 @@ Places = Callable[[Config], "pa.Table | None"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BucketRows:
-    """One bucket: its range [low_s, high_s), and the indices of its samples in the order of their rows, int64."""
+    """One bucket: its range [low_s, high_s), and the indices of its samples in the order of their rows, int64.
+
+    tokens: the range of a cell beside that.
+    """
 
     low_s: float
     high_s: float
     samples: np.ndarray[Any, Any]
+    tokens: tuple[int, int] | None = None
 
     @property
     def file_name(self) -> str:
@@ -79,7 +83,7 @@ class BucketRows:
     @property
     def name(self) -> str:
         """The name of the bucket: `b_0_3`."""
-        return bucket_name(self.low_s, self.high_s)
+        return BucketRange((self.low_s, self.high_s), self.tokens).name(0)
 
 
 def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places) -> list[Path]:
@@ -98,8 +102,11 @@ def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places)
         raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')
     if plan.edges:
         raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {cache.place} has no audio")
-    parts = zip((0.0, *plan.edges_s[:-1]), plan.edges_s, shuffled_buckets(plan, seed=seed), strict=True)
-    rows = [BucketRows(low_s=low, high_s=high, samples=samples) for low, high, samples in parts]
+    parts = [(*(each.seconds or (0.0, 0.0)), each.tokens) for each in plan.ranges]
+    rows = [
+        BucketRows(low_s=low, high_s=high, tokens=tokens, samples=samples)
+        for (low, high, tokens), samples in zip(parts, shuffled_buckets(plan, seed=seed), strict=True)
+    ]
     return write_bucket_manifests(source, folder, rows, places=places(config), seed=seed)
 
 

@@ -100,6 +100,8 @@ def shown_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
 def bucket_range(bucket: Mapping[str, Any]) -> str:
     """Returns the range of a bucket in words, with two decimals: samples without tokens have no lengths."""
     text = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", str(bucket["range"]))
+    if bucket.get("tokens"):
+        return f"{text}, {bucket['tokens'][0]}-{bucket['tokens'][1]} tokens"
     return "no lengths" if text == _NO_LENGTHS else text
 
 
@@ -114,8 +116,9 @@ def plan_figures(plan: Mapping[str, Any]) -> list[str]:
     parts = [f"{plan[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in plan]
     padded = ("padding",) if has_lengths(plan) else ()
     parts += [f"{human_share(plan[name])} {name}" for name in (*padded, "fill") if name in plan]
-    random = plan["statistics"].get("padding_random_order") if padded else None
-    return parts if random is None else [*parts, f"{human_share(random)} in random order"]
+    random, tokens = (plan["statistics"].get(name) for name in ("padding_random_order", "token_padding"))
+    parts += [] if random is None or not padded else [f"{human_share(random)} in random order"]
+    return parts if tokens is None else [*parts, f"{human_share(tokens)} padding of label tokens"]
 
 
 def held_rows(statistics: Mapping[str, Any]) -> list[list[str]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forebay.inspect.cell_picture import cell_lines
 from forebay.inspect.facts import (
     Pack,
     bucket_range,
@@ -190,6 +191,7 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
             **({"padding": [human_share(bucket["padding"]) for bucket in buckets]} if has_lengths(plan) else {}),
         }
         yield from table(list(found), list(zip(*found.values(), strict=True)), left=1)
+        yield from cell_lines(statistics)
     if "bytes_per_pack" in plan:
         held = beside_float32(plan["bytes_per_pack"], plan["float32_bytes_per_pack"], where="of the cache")
         yield f"    a pack: {held}"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.config.plan import BucketConfig, PackConfig, bucket_names
+from forebay.config.plan import BucketConfig, PackConfig
 from forebay.config.tree import Config
 from forebay.errors import PlanError
 from forebay.plan.bucket_plan import BucketPlan
@@ -178,9 +178,8 @@ def bucket_cases(source: SampleSource, settings: BucketConfig) -> dict[str, Buck
     plan = make_plan(samples_of(source), _of_one_sample(settings))
     if not isinstance(plan, BucketPlan):
         raise TypeError("settings of buckets give a plan of buckets")
-    names = bucket_names(plan.edges_s, num_buckets=len(plan.batch_sizes))
     members = np.split(np.asarray(plan.members), plan.offsets[1:-1])
-    return {name: _case(name, own, source) if len(own) else None for name, own in zip(names, members, strict=True)}
+    return {name: _case(name, own, source) if len(own) else None for name, own in zip(plan.names, members, strict=True)}
 
 
 def _of_one_sample(settings: BucketConfig) -> BucketConfig:

@@ -182,15 +182,23 @@ def _run(
 def _fill(entries: Entries, cases: Mapping[str, Case | None]) -> None:
     """Makes buckets without samples have an entry, without which a plan would refuse the file.
 
-    It is that of the next longer bucket, whose shapes are longer; behind the last of them a batch of one sample.
+    It is that of the next longer bucket, whose shapes are longer, of cells one with as many tokens at least; behind the
+    last of them a batch of one sample.
     """
-    entry: dict[str, Any] = {"batch_size": 1, "grad_acc": 1}
-    for name in reversed(list(cases)):
-        if cases[name] is not None:
-            entry = entries.entries.get(name, entry)
-        elif name not in entries.entries:
-            of_none = {"batch_size": entry["batch_size"], "grad_acc": entry["grad_acc"], "trials": 0, "measured": False}
-            entries.put(name, of_none, order=list(cases))
+    names = list(cases)
+    for number, name in enumerate(names):
+        if cases[name] is None and name not in entries.entries:
+            behind = (each for each in names[number + 1 :] if cases[each] is not None and each in entries.entries)
+            longer = next((each for each in behind if _token_edge(each) >= _token_edge(name)), None)
+            sizes = {"batch_size": 1, "grad_acc": 1} if longer is None else entries.entries[longer]
+            of_none = {**{n: sizes[n] for n in ("batch_size", "grad_acc")}, "trials": 0, "measured": False}
+            entries.put(name, of_none, order=names)
+
+
+def _token_edge(name: str) -> int:
+    """Returns the upper edge in tokens of a cell by its name; 0 of another bucket."""
+    edge = name.rpartition("_t")[2]
+    return int(edge) if edge != name else 0
 
 
 def _failure(bench: CalibrationBench, failed: Sequence[tuple[Case, ProbedStep | None]]) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.config.plan import bucket_names
 from forebay.measure.compared_ways import OWN, Block, Setup
 from forebay.measure.machine import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, peak_flops
 from forebay.measure.shown_figures import (
@@ -200,9 +199,7 @@ class ArmComparison:
 
 def bucket_labels(plan: Plan) -> dict[int, str]:
     """Returns the names of a plan's shape classes, as far as they have one: `b_0_3` of 0 to 3 s."""
-    if not isinstance(plan, BucketPlan):
-        return {}
-    return dict(enumerate(bucket_names(plan.edges_s, num_buckets=len(plan.batch_sizes))))
+    return dict(enumerate(plan.names)) if isinstance(plan, BucketPlan) else {}
 
 
 def _markdown(document: dict[str, Any]) -> Iterator[str]:

@@ -5,7 +5,8 @@ An epoch is one sequence of micro-batches, the same for every world size. Its fi
 to a bucket in proportion to the full groups that the bucket still has. Its last part holds the incomplete groups, at
 most one a bucket, in keyed order. The incomplete groups stand last because a shorter group anywhere else would shift
 all later groups against the ranks' steps: so a world size that divides `lockstep` never mixes buckets before that last
-part. Any position is computed at once: nothing that came before is replayed.
+part. Cells are many, and so are their incomplete groups: there the last part is cut into groups of `lockstep` batches
+of like cost. Any position is computed at once: nothing that came before is replayed.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from forebay.config.plan import BucketConfig, PlanConfig, bucket_names
+from forebay.config.plan import BucketConfig, BucketRange, PlanConfig, bucket_ranges
 from forebay.errors import ConfigError, PlanError
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions, in_batches, places_of
 from forebay.plan.permutation import Permutations, derive_key
@@ -38,6 +40,8 @@ class BucketPlan(KeptPlan):
     calibration says so.
     edges_s: the upper edges; sample_rate_hz: of the durations that the plan was made from.
     edges: upper edges, in tokens, of the buckets of samples without audio, which come behind the others.
+    cells: upper edges, in tokens, of the cells of each range of seconds, which are buckets then; (): seconds alone.
+    token_cost: of a label token beside a second's audio samples, for the cost of a cell.
     shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving
     window. shard_run: consecutive shards that stay together in it, see `shard_run`.
     """
@@ -54,6 +58,8 @@ class BucketPlan(KeptPlan):
     locality_shards: int | None = None
     shard_run: int = 1
     edges: tuple[int, ...] = ()
+    cells: tuple[tuple[int, ...], ...] = ()
+    token_cost: int = 0
     check: Callable[[Ints], None] | None = None
 
     def order(self, seed: int, epoch: int) -> Order:
@@ -65,6 +71,25 @@ class BucketPlan(KeptPlan):
         """int64 [num_buckets], samples a bucket."""
         sizes: Array = np.diff(self.offsets)
         return sizes
+
+    @property
+    def ranges(self) -> list[BucketRange]:
+        """The lengths that each bucket holds."""
+        return bucket_ranges(self.edges_s, cells=self.cells, edges=self.edges)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each bucket, by which a calibration calls it."""
+        return [found.name(bucket) for bucket, found in enumerate(self.ranges)]
+
+    @property
+    def sample_costs(self) -> Array:
+        """float64 [num_buckets], a sample that is padded to the upper edges, in audio samples."""
+        ranges = self.ranges
+        seconds = [0.0 if found.seconds is None else found.seconds[1] for found in ranges]
+        tokens = [0 if found.tokens is None else found.tokens[1] for found in ranges]
+        costs: Array = np.rint(np.array(seconds) * self.sample_rate_hz) + self.token_cost * np.array(tokens)
+        return costs
 
     @property
     def batch_counts(self) -> Array:
@@ -102,22 +127,28 @@ class BucketPlan(KeptPlan):
         return {"sample_rate_hz": rate, "num_samples": samples, "num_batches": self.num_batches}
 
     def figures(self, settings: PlanConfig) -> dict[str, Any]:
-        run = {} if self.shard_run == 1 else {"shard_run": self.shard_run}
-        if self.edges:
+        run: dict[str, Any] = {} if self.shard_run == 1 else {"shard_run": self.shard_run}
+        if self.cells:
+            run["cells"] = [list(own) for own in self.cells]
+        if self.edges or self.cells:
             return {"edges_s": list(self.edges_s), "edges": list(self.edges), **run}
         return {"edges_s": list(self.edges_s)} if isinstance(settings, BucketConfig) and settings.k is not None else {}
 
     @classmethod
     def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: BucketConfig) -> Self:
-        edges_s = tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s
+        edges: dict[str, Any] = {
+            "edges_s": tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s,
+            "edges": tuple(metadata.get("edges", ())),
+            "cells": tuple(map(tuple, metadata.get("cells", ()))),
+        }
         return cls(
             **kept,
-            edges_s=edges_s,
-            edges=tuple(metadata.get("edges", ())),
+            **edges,
             sample_rate_hz=metadata["sample_rate_hz"],
+            token_cost=token_cost(settings, metadata["sample_rate_hz"]),
             lockstep=settings.lockstep,
             tail=settings.tail,
-            grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(kept["batch_sizes"])),
+            grad_accs=grad_accs(settings, bucket_ranges(**edges)),
             locality_shards=settings.locality_shards,
             shard_run=metadata.get("shard_run", 1),
         )
@@ -151,7 +182,7 @@ class Order(EpochOrder):
         "_groups",
         "_lines",
         "_tail_buckets",
-        "_tail_offsets",
+        "_tail_numbers",
         "epoch",
         "plan",
         "seed",
@@ -166,14 +197,10 @@ class Order(EpochOrder):
         self._groups = Permutations([int(self._group_offsets[-1])], self._key("groups"))
         self._bucket_sizes = plan.bucket_sizes
         self._lines = Permutations(self._bucket_sizes.tolist(), self._key("samples"))
-        incomplete = np.flatnonzero(counts % plan.lockstep)
-        places = Permutations([len(incomplete)], self._key("tail"))(np.arange(len(incomplete)))
-        self._tail_buckets = incomplete[places]
-        lengths = counts[self._tail_buckets] % plan.lockstep
-        self._tail_offsets = np.concatenate(([0], np.cumsum(lengths))) + self._group_offsets[-1] * plan.lockstep
+        self._tail_buckets, self._tail_numbers = self._tail(counts)
 
     def __len__(self) -> int:
-        return int(self._tail_offsets[-1])
+        return int(self._group_offsets[-1]) * self.plan.lockstep + len(self._tail_buckets)
 
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
         return self.locate(positions)[0]
@@ -201,17 +228,38 @@ class Order(EpochOrder):
         """Returns bucket and number inside the bucket of each micro-batch."""
         where = checked_positions(positions, len(self))
         buckets, numbers = np.empty_like(where), np.empty_like(where)
-        in_tail = where >= self._tail_offsets[0]
+        first = int(self._group_offsets[-1]) * self.plan.lockstep
+        in_tail = where >= first
         slots, inside = np.divmod(where[~in_tail], self.plan.lockstep)
         owners, groups = self._full_groups(slots)
         buckets[~in_tail] = owners
         numbers[~in_tail] = groups * self.plan.lockstep + inside
-        late = where[in_tail]
-        places = np.searchsorted(self._tail_offsets, late, side="right") - 1
-        buckets[in_tail] = owners = self._tail_buckets[places]
-        full: Any = np.diff(self._group_offsets)[owners]
-        numbers[in_tail] = full * self.plan.lockstep + late - self._tail_offsets[places]
+        late = where[in_tail] - first
+        buckets[in_tail], numbers[in_tail] = self._tail_buckets[late], self._tail_numbers[late]
         return buckets, numbers
+
+    def _tail(self, counts: Ints) -> tuple[Ints, Ints]:
+        """Returns bucket and number inside the bucket of the micro-batches behind the full groups.
+
+        counts: int64 [num_buckets], micro-batches of each bucket.
+        """
+        incomplete = np.flatnonzero(counts % self.plan.lockstep)
+        if not self.plan.cells:
+            incomplete = incomplete[self._tail_places(len(incomplete))]
+        sizes = counts[incomplete] % self.plan.lockstep
+        buckets, numbers = np.repeat(incomplete, sizes), places_of(counts[incomplete] - sizes, sizes)
+        if not self.plan.cells:
+            return buckets, numbers
+        # Groups of batches of like cost, in keyed order; the one that is not full stays last.
+        costs = self.plan.sample_costs[buckets] * self.batch_lengths(buckets, numbers)
+        full, rest = divmod(len(buckets), self.plan.lockstep)
+        line = np.argsort(costs, kind="stable")
+        groups = line[rest:].reshape(full, self.plan.lockstep)[self._tail_places(full)]
+        line = np.concatenate((groups.ravel(), line[:rest]))
+        return buckets[line], numbers[line]
+
+    def _tail_places(self, count: int) -> Ints:
+        return Permutations([count], self._key("tail"))(np.arange(count))
 
     def _full_groups(self, slots: Ints) -> tuple[Ints, Ints]:
         """Returns bucket and number inside the bucket of the full lockstep groups that stand at `slots`."""
@@ -269,24 +317,30 @@ class ShardOrder(Order):
         return owners, numbers
 
 
-def grad_accs(settings: BucketConfig, *, edges_s: Sequence[float], num_buckets: int) -> tuple[int, ...] | None:
+def token_cost(settings: BucketConfig, sample_rate_hz: int) -> int:
+    """Returns the audio samples that a label token counts as; 0 where buckets are of one length."""
+    return round(Fraction(repr(settings.token_s)) * sample_rate_hz) if settings.has_cells else 0
+
+
+def grad_accs(settings: BucketConfig, ranges: Sequence[BucketRange]) -> tuple[int, ...] | None:
     """Returns the micro-batches an optimizer step of each bucket, where a calibration file says so, else None."""
     if settings.calibration is None:
         return None
-    names = bucket_names(edges_s, num_buckets=num_buckets)
-    return tuple(entry["grad_acc"] for entry in calibrated(settings.calibration, names))
+    return tuple(entry["grad_acc"] for entry in calibrated(settings.calibration, ranges))
 
 
-def calibrated(path: str, names: Sequence[str]) -> list[dict[str, int]]:
+def calibrated(path: str, ranges: Sequence[BucketRange]) -> list[dict[str, int]]:
     """Returns `batch_size` and `grad_acc` of every bucket of a calibration file, which calls it by name or index.
 
-    names: of the plan's buckets. Raises PlanError, naming the file and what differs, where its buckets are not these.
+    ranges: of the plan's buckets; cells have no index, which a file of another number of axes has too. Raises
+    PlanError, naming the file and what differs, where its buckets are not these.
     """
-    table = read_calibration(path)
+    table, names = read_calibration(path), [found.name(bucket) for bucket, found in enumerate(ranges)]
+    has_cells = any(each.seconds and each.tokens for each in ranges)
     found: dict[int, str] = {}
     unknown = []
     for written in table:
-        bucket = names.index(written) if written in names else _index(written, len(names))
+        bucket = names.index(written) if written in names else None if has_cells else _index(written, len(names))
         if bucket is None:
             unknown.append(written)
         elif bucket in found:
@@ -298,10 +352,11 @@ def calibrated(path: str, names: Sequence[str]) -> list[dict[str, int]]:
             found[bucket] = written
     missing = [name for bucket, name in enumerate(names) if bucket not in found]
     if missing or unknown:
+        indices = "by name, as plan.by has tokens" if has_cells else f"or their indices 0 to {len(names) - 1}"
         raise PlanError(
             f"plan.calibration {path} is of other buckets: "
             f"missing {', '.join(missing) or 'none'}; unknown {', '.join(map(repr, unknown)) or 'none'}; wanted "
-            f"{', '.join(names)}, or their indices 0 to {len(names) - 1}: calibrate these buckets",
+            f"{', '.join(names)}, {indices}: calibrate these buckets",
             code="FB505",
         )
     return [table[found[bucket]] for bucket in range(len(names))]

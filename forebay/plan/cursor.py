@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -201,6 +201,8 @@ class CursorStep:
 
 _WORKERS = "num_workers"
 """In the state of one of several workers: how many there are. `position` is then that of the worker's own next step."""
+_CHANGES = "changes"
+"""In the state of a mixture whose weights were changed in the run: the changes that came before, place and weights."""
 _LOCALITY = "locality"
 """In the state of a plan whose locality is "auto": what that came to."""
 _NO_WALK = -1
@@ -208,6 +210,15 @@ _AT_ONCE = 64
 """Steps whose samples are computed at once: a fraction of the cost of one by one."""
 _AHEAD_AT_ONCE = 1024
 """So many where nobody waits for the first of them."""
+
+
+@runtime_checkable
+class Revised(Protocol):
+    """A plan that may be changed from a micro-batch of the run on, while the run goes on; a mixture is one."""
+
+    @property
+    def revisions(self) -> tuple[tuple[int, str], ...]:
+        """The micro-batch of each change over all epochs, rising, and a word for what it is."""
 
 
 class Cursor:
@@ -275,7 +286,14 @@ class Cursor:
         num_workers: of the rank, in one of its workers. The state is then the worker's own, good for as many workers.
         """
         locality = {} if self._locality is None else {_LOCALITY: self._locality}
-        return self.state.to_json() | locality | ({_WORKERS: num_workers} if num_workers else {})
+        changes = {_CHANGES: made} if (made := self._changes_before(self.state)) else {}
+        return self.state.to_json() | locality | changes | ({_WORKERS: num_workers} if num_workers else {})
+
+    def _changes_before(self, place: LoaderState) -> list[list[Any]]:
+        """Returns the changes of the plan that samples before a place were drawn with, as JSON values."""
+        done = place.epoch * self._num_batches + place.position
+        revisions = self.plan.revisions if isinstance(self.plan, Revised) else ()
+        return [[at, what] for at, what in revisions if at < done]
 
     def load_state_dict(self, state: Mapping[str, Any], *, num_workers: int = 0) -> None:
         """Makes the next walk begin at the batch that `state` names; the seed of `state` becomes the cursor's.
@@ -285,6 +303,14 @@ class Cursor:
         """
         _check_locality(state, self.key, self._locality)
         loaded = LoaderState.from_json(state, plan_key=self.key, num_batches=self._num_batches, tail=self.plan.tail)
+        before, made = self._changes_before(loaded), state.get(_CHANGES, [])
+        if made != before:
+            raise ResumeError(
+                f"loader state: mixture.change has places {_places(made)} before micro-batch "
+                f"{loaded.epoch * self._num_batches + loaded.position} of the run in the state, and {_places(before)} "
+                "here, or other weights there; what came before cannot change: give a change a later place",
+                code="FB511",
+            )
         stored = state.get(_WORKERS)
         if stored is not None and stored != num_workers:
             raise ResumeError(
@@ -418,6 +444,10 @@ def _check_locality(state: Mapping[str, Any], key: str, locality: str | None) ->
             f'loader state: plan.locality = "auto" was "{stored}" where it was made, and is "{locality}" with '
             f'remote.cache_size_gb here; resume with plan.locality = "{stored}"'
         )
+
+
+def _places(changes: Any) -> list[Any]:
+    return [change[0] if isinstance(change, list) and change else change for change in changes or ()]
 
 
 def _integer(state: Mapping[str, Any], name: str, *, low: int | None = None) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError, PlanError
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.disk import STATISTICS, AnyPlan, load_plan, pack_settings, plan_content, save_plan, sealed_content
 from forebay.plan.interface import Plan
 from forebay.plan.make_buckets import bucket_plan
@@ -181,7 +182,7 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
     rate = samples.sample_rate_hz
     if isinstance(settings, WindowConfig):
         return window_plan(_window_lengths(samples, settings), sample_rate_hz=rate, settings=settings)
-    needs_tokens = settings.batch_tokens is not None or samples.texts is not None
+    needs_tokens = settings.batch_tokens is not None or samples.texts is not None or settings.has_cells
     tokens = _asked(samples.tokens) if needs_tokens else None
     return bucket_plan(
         samples.lengths,
@@ -231,7 +232,8 @@ def plan_statistics(plan: AnyPlan, samples: Samples) -> dict[str, Any]:
         images = _asked(samples.images)
         patches = None if images is None and plan.settings.max_frames is None else _asked(samples.patches)
         return pack_statistics(plan, _row_tokens(samples), patches=patches, images=images, shards=shards)
-    return batch_statistics(plan, samples.lengths, frames=_asked(samples.frames), shards=shards)
+    tokens = _asked(samples.tokens) if isinstance(plan, BucketPlan) and plan.cells else None
+    return batch_statistics(plan, samples.lengths, frames=_asked(samples.frames), tokens=tokens, shards=shards)
 
 
 def samples_of(source: SampleSource) -> Samples:

@@ -13,13 +13,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from forebay.config.plan import BucketConfig, LengthsConfig, bucket_names
+from forebay.config.plan import BucketConfig, BucketRange, LengthsConfig, bucket_ranges
 from forebay.errors import PlanError
-from forebay.plan.bucket_plan import BucketPlan, calibrated, grad_accs
+from forebay.plan.bucket_plan import BucketPlan, calibrated, grad_accs, token_cost
+from forebay.plan.optimal_edges import PIECE, optimal_cells, optimal_edges
 from forebay.store.layout import Array
-
-MAX_BINS = 1024
-"""Of the histogram that edges are chosen on: 30 ms apart for 30 s. Twice as many gain 0.004 points of padding."""
 
 
 def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: BucketConfig) -> list[int]:
@@ -29,7 +27,7 @@ def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: BucketConfi
     """
     if settings.k is None:
         return [math.ceil(Fraction(repr(edge)) * sample_rate_hz) for edge in settings.edges_s]
-    return _optimal_edges(durations, k=settings.k)
+    return optimal_edges(durations, k=settings.k)
 
 
 def token_edges(tokens: Array, *, settings: BucketConfig) -> list[int]:
@@ -45,45 +43,7 @@ def token_edges(tokens: Array, *, settings: BucketConfig) -> list[int]:
             f"{int(tokens.min())} to {int(tokens.max())}), for example edges = [32, 64, 128], or plan.k",
             code="FB504",
         )
-    return _optimal_edges(tokens, k=settings.k)
-
-
-def _optimal_edges(lengths: Array, *, k: int) -> list[int]:
-    width = int(lengths.max()) // MAX_BINS + 1
-    counts = np.zeros(MAX_BINS, dtype=np.int64)
-    for start in range(0, len(lengths), _PIECE):
-        counts += np.bincount(lengths[start : start + _PIECE] // width, minlength=MAX_BINS)
-    held = np.flatnonzero(counts)
-    tops = (held + 1) * width
-    return [int(tops[last]) for last in optimal_cuts(counts[held], tops, k=k)]
-
-
-def optimal_cuts(counts: Array, tops: Array, *, k: int) -> list[int]:
-    """Returns the last bin of each of min(k, num_bins) buckets that together pad the least.
-
-    counts: int64 [num_bins], samples a bin, each above 0. tops: int64 [num_bins], the lengths that bins end at, rising.
-    The least is exact for samples padded to the upper edge of their bucket, sum over buckets of samples * edge: what a
-    batch under a budget is sized by, and what the longest of a batch comes close to. Dynamic programme over (buckets,
-    last bin), O(k * num_bins^2), in integers: the same edges on every machine; of equal ones those with the shorter
-    first buckets.
-    """
-    num_bins = len(counts)
-    below = np.concatenate(([0], np.cumsum(counts)))
-    # Entry [first, last]: the cost of one bucket of these bins.
-    cost = (below[1:] - below[:-1, None]) * tops
-    impossible = np.iinfo(np.int64).max // 4
-    cost[np.tril_indices(num_bins, -1)] = impossible
-    best = cost[0]
-    firsts: list[Array] = []
-    for _ in range(min(k, num_bins) - 1):
-        # Bins before `first` are in one bucket less.
-        total = np.concatenate(([impossible], best[:-1]))[:, None] + cost
-        firsts.append(total.argmin(axis=0))
-        best = np.minimum(total.min(axis=0), impossible)
-    cuts = [num_bins - 1]
-    for chosen in reversed(firsts):
-        cuts.append(int(chosen[cuts[-1]]) - 1)
-    return cuts[::-1]
+    return optimal_edges(tokens, k=settings.k)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +51,7 @@ class Limit:
     """The limit on the size of one bucket's batches.
 
     samples: that it holds. length: in audio samples, its upper edge; of the last, open-ended bucket the longest sample;
-    None where its samples have no audio.
+    None where its samples have no audio. Of a cell, tokens count in it.
     tokens: the most tokens that a sample of it has; None where they are not known.
     """
 
@@ -101,9 +61,9 @@ class Limit:
 
 
 def batch_sizes(
-    settings: BucketConfig, limits: Sequence[Limit], *, sample_rate_hz: int, edges_s: Sequence[float] = ()
+    settings: BucketConfig, limits: Sequence[Limit], *, sample_rate_hz: int, ranges: Sequence[BucketRange] = ()
 ) -> list[int]:
-    """Returns the samples a micro-batch of each bucket. edges_s: the upper edges, which a calibration names them by.
+    """Returns the samples a micro-batch of each bucket. ranges: of the buckets, which a calibration names them by.
 
     Under a budget floor(budget / longest), at least 1, so that only a sample that is itself over the budget exceeds it;
     under two budgets the smaller size. Many narrow buckets would have many incomplete batches: with `k` a bucket's size
@@ -111,10 +71,7 @@ def batch_sizes(
     a table is not one of these buckets, or tokens are missing.
     """
     if settings.calibration is not None:
-        return [
-            entry["batch_size"]
-            for entry in calibrated(settings.calibration, bucket_names(edges_s, num_buckets=len(limits)))
-        ]
+        return [entry["batch_size"] for entry in calibrated(settings.calibration, ranges)]
     if isinstance(settings.batch_size, tuple):
         if len(settings.batch_size) != len(limits):
             raise PlanError(
@@ -157,9 +114,6 @@ def _affordable(settings: BucketConfig, limit: Limit, sample_rate_hz: int) -> in
     return min(sizes)
 
 
-_PIECE = 2**20
-
-
 def bucket_plan(
     durations: Array,
     *,
@@ -186,22 +140,32 @@ def bucket_plan(
     _check_edges(settings.edges_s)
     is_heard = texts is None or not texts.all()
     heard = durations if texts is None else durations[~texts]
-    edges = bucket_edges(heard, sample_rate_hz=sample_rate_hz, settings=settings) if is_heard else []
+    edges: list[int] = []
+    cells: tuple[tuple[int, ...], ...] = ()
+    if settings.has_cells:
+        edges, cells = _cells(durations, tokens, texts, sample_rate_hz=sample_rate_hz, settings=settings)
+    elif is_heard:
+        edges = bucket_edges(heard, sample_rate_hz=sample_rate_hz, settings=settings)
+    num_timed = sum(map(len, cells)) or len(edges)
     read = _tokens_of(texts, tokens)
     text_edges = token_edges(read, settings=settings) if len(read) else []
-    buckets, counts = _buckets(durations, edges, num_buckets=len(edges) + len(text_edges))
+    buckets, counts = _buckets(durations, edges, cells, tokens=tokens, num_buckets=num_timed + len(text_edges))
     if texts is not None and text_edges:
-        buckets[texts] = len(edges) + np.searchsorted(text_edges[:-1], read, side="right")
+        buckets[texts] = num_timed + np.searchsorted(text_edges[:-1], read, side="right")
         counts = np.bincount(buckets, minlength=len(counts))
     local = settings.locality_shards is not None
     members = _by_bucket(buckets, counts, line=_shard_line(shards, len(durations)) if local else None)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    tops: list[int | None] = [*edges, *[None] * len(text_edges)]
-    if edges and counts[len(edges) - 1]:
-        tops[len(edges) - 1] = int(heard.max())
-    limits = _limits(tops, counts, tokens=tokens, buckets=buckets)
+    repeats = [len(own) for own in cells] or [1] * len(edges)
+    tops: list[int | None] = [*np.repeat(edges, repeats).tolist(), *[None] * len(text_edges)]
+    for last in range(num_timed - repeats[-1], num_timed) if repeats else ():
+        if counts[last]:
+            tops[last] = int(durations[members[offsets[last] : offsets[last + 1]]].max())
+    cost = token_cost(settings, sample_rate_hz)
+    limits = _limits(tops, counts, tokens=tokens, buckets=buckets, cost=cost)
     edges_s = settings.edges_s if settings.k is None and edges else tuple(edge / sample_rate_hz for edge in edges)
-    sizes = batch_sizes(settings, limits, sample_rate_hz=sample_rate_hz, edges_s=edges_s)
+    ranges = bucket_ranges(edges_s, cells=cells, edges=text_edges)
+    sizes = batch_sizes(settings, limits, sample_rate_hz=sample_rate_hz, ranges=ranges)
     plan = BucketPlan(
         members=members,
         offsets=offsets,
@@ -210,11 +174,13 @@ def bucket_plan(
         sample_rate_hz=sample_rate_hz,
         lockstep=settings.lockstep,
         tail=settings.tail,
-        grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(counts)),
+        grad_accs=grad_accs(settings, ranges),
         shard_counts=_shard_counts(shards, buckets, len(counts)) if local and shards is not None else None,
         locality_shards=settings.locality_shards,
         shard_run=max(1, min(shard_run, (settings.locality_shards or 0) // 2)),
         edges=tuple(text_edges),
+        cells=cells,
+        token_cost=cost,
     )
     if plan.num_batches == 0:
         raise PlanError(
@@ -223,6 +189,28 @@ def bucket_plan(
             code="FB502",
         )
     return plan
+
+
+def _cells(
+    durations: Array, tokens: Array | None, texts: Array | None, *, sample_rate_hz: int, settings: BucketConfig
+) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    """Returns the upper edges in audio samples, and in tokens of each range, of the samples with audio.
+
+    Raises PlanError where there are none, or no tokens.
+    """
+    missing = "audio" if texts is not None and texts.all() else "tokens" if tokens is None else None
+    if missing is not None:
+        raise PlanError(
+            f"plan.by is of duration and tokens, and none of {len(durations)} samples has {missing}; leave plan.by out"
+            + (", or add a [text] section" if missing == "tokens" else " and give plan.k, or plan.edges in tokens"),
+            code="FB504",
+        )
+    if settings.k is None:
+        edges = bucket_edges(durations, sample_rate_hz=sample_rate_hz, settings=settings)
+        return edges, (tuple(settings.edges or ()),) * len(edges)
+    own = slice(None) if texts is None else ~texts
+    cost = token_cost(settings, sample_rate_hz)
+    return optimal_cells(durations[own], np.asarray(tokens)[own], token_cost=cost, k=settings.k)
 
 
 def check_lengths(durations: Array, settings: LengthsConfig) -> None:
@@ -255,17 +243,29 @@ def _tokens_of(texts: Array | None, tokens: Array | None) -> Array:
     return tokens[texts]
 
 
-def _buckets(durations: Array, edges: Sequence[int], *, num_buckets: int) -> tuple[Array, Array]:
+def _buckets(
+    durations: Array,
+    edges: Sequence[int],
+    cells: Sequence[Sequence[int]],
+    *,
+    tokens: Array | None,
+    num_buckets: int,
+) -> tuple[Array, Array]:
     """Returns the bucket of every sample, and the samples of every bucket.
 
+    A cell is found by one number: those of a range of seconds lie above those of the range before, by its tokens.
     Small unsigned integers: numpy sorts them stably by radix, in linear time. In pieces: numpy's own results are int64.
     """
     inner = np.array(edges[:-1], dtype=np.int64)
     buckets = np.empty(len(durations), dtype=np.uint16 if num_buckets > 256 else np.uint8)
     counts = np.zeros(num_buckets, dtype=np.int64)
-    for start in range(0, len(durations), _PIECE):
-        piece = np.searchsorted(inner, durations[start : start + _PIECE], side="right")
-        buckets[start : start + _PIECE] = piece
+    above = 0 if tokens is None else max(int(tokens.max(initial=0)), *(own[-1] for own in cells), 0) + 1
+    tops = [row * above + top for row, own in enumerate(cells) for top in (*own[:-1], above)]
+    for start in range(0, len(durations), PIECE):
+        piece = np.searchsorted(inner, durations[start : start + PIECE], side="right")
+        if tokens is not None and cells:
+            piece = np.searchsorted(tops[:-1], piece * above + tokens[start : start + PIECE], side="right")
+        buckets[start : start + PIECE] = piece
         counts += np.bincount(piece, minlength=num_buckets)
     return buckets, counts
 
@@ -277,11 +277,11 @@ def _by_bucket(buckets: Array, counts: Array, *, line: Array | None) -> Array:
     """
     members = np.empty(len(buckets), dtype=np.int32 if len(buckets) < 2**31 else np.int64)
     ends = np.cumsum(counts) - counts
-    for start in range(0, len(buckets), _PIECE):
-        own = slice(start, start + _PIECE) if line is None else line[start : start + _PIECE]
+    for start in range(0, len(buckets), PIECE):
+        own = slice(start, start + PIECE) if line is None else line[start : start + PIECE]
         piece = buckets[own]
         order = np.argsort(piece, kind="stable")
-        found = order + start if line is None else line[start : start + _PIECE][order]
+        found = order + start if line is None else line[start : start + PIECE][order]
         parts = np.bincount(piece, minlength=len(counts))
         stops = np.cumsum(parts)
         for bucket in np.flatnonzero(parts).tolist():
@@ -305,19 +305,23 @@ def _shard_line(shards: Array | None, num_samples: int) -> Array:
 def _shard_counts(shards: Array, buckets: Array, num_buckets: int) -> Array:
     num_shards = int(shards.max()) + 1
     counts = np.zeros(num_shards * num_buckets, dtype=np.int32)
-    for start in range(0, len(shards), _PIECE):
-        cells = shards[start : start + _PIECE].astype(np.int64) * num_buckets + buckets[start : start + _PIECE]
+    for start in range(0, len(shards), PIECE):
+        cells = shards[start : start + PIECE].astype(np.int64) * num_buckets + buckets[start : start + PIECE]
         found, times = np.unique(cells, return_counts=True)
         counts[found] += times.astype(np.int32)
     return counts.reshape(num_shards, num_buckets)
 
 
-def _limits(tops: Sequence[int | None], counts: Array, *, tokens: Array | None, buckets: Array) -> list[Limit]:
-    """Returns what limits each bucket's batches; the last bucket is open-ended, so there its longest sample does."""
+def _limits(
+    tops: Sequence[int | None], counts: Array, *, tokens: Array | None, buckets: Array, cost: int
+) -> list[Limit]:
+    """Returns what limits each bucket's batches. cost: of a token in audio samples, where buckets are cells, else 0."""
     if tokens is None:
         return [Limit(samples=int(n), length=top) for n, top in zip(counts, tops, strict=True)]
     if len(tokens) != len(buckets):
         raise PlanError(f"tokens holds {len(tokens)} samples, durations {len(buckets)}")
     most = np.zeros(len(tops), dtype=np.int64)
     np.maximum.at(most, buckets, tokens)
+    if cost:
+        tops = [(top or 0) + cost * int(held) for top, held in zip(tops, most, strict=True)]
     return [Limit(samples=int(n), length=top, tokens=int(t)) for n, top, t in zip(counts, tops, most, strict=True)]

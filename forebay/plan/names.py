@@ -15,7 +15,7 @@ from forebay.store.layout import PLANS
 PACKER_VERSION = 3
 """Bumped when the same lengths and settings give other packs. 1 had the histogram's packs, or those of one line; 2 had
 exact completions alone along a line."""
-_OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
+_OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality", "by", "token_s")
 """Settings of buckets that stay out of the document where they are left out."""
 
 
@@ -33,6 +33,8 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
     if isinstance(settings, BucketConfig):
         # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
         described["edges_s"] = [float(edge) for edge in settings.edges_s] if settings.k is None else None
+        described.update(token_s=float(settings.token_s) if settings.has_cells else None)
+        described["by"] = list(settings.by) if settings.has_cells else None
         described["locality"] = None if settings.locality == "global" else settings.locality
         if settings.calibration is not None:
             described["calibration"] = read_calibration(settings.calibration)

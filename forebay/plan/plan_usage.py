@@ -12,14 +12,13 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from forebay.config.plan import bucket_names
 from forebay.errors import CacheCorruptError, CacheMismatchError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import LoaderState, num_steps
@@ -41,8 +40,11 @@ COLUMNS = ("part", "language", "source")
 class Weighted(Protocol):
     """A plan that does not take every sample equally often; mixtures do not."""
 
-    def sample_weights(self) -> Array:
-        """Returns how often each sample comes, in proportion to the others, float64 [num_samples]."""
+    def sample_weights(self, end: int = 0) -> Array:
+        """Returns how often each sample comes, in proportion to the others, float64 [num_samples].
+
+        end: of the first so many micro-batches of the run.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +85,13 @@ def population(source: SampleSource) -> Population:
     return Population(num_samples=len(source), names=names, codes=codes, shards=shards)
 
 
-def expected_shares(population: Population, plan: Plan, column: str) -> Array:
+def expected_shares(population: Population, plan: Plan, column: str, *, end: LoaderState | None = None) -> Array:
     """Returns the share of all samples that each value of a field is to get, float64 [num_values].
 
-    That of a mixture where the plan is one, else the one that it has in the data.
+    That of a mixture where the plan is one, up to the state `end` of a loader, else the one that it has in the data.
     """
-    weights = plan.sample_weights() if isinstance(plan, Weighted) else None
+    done = 0 if end is None else end.epoch * plan.num_batches + end.position
+    weights = plan.sample_weights(done) if isinstance(plan, Weighted) else None
     sums = np.bincount(population.codes[column], weights=weights, minlength=len(population.names[column]))
     shares: Array = sums / sums.sum()
     return shares
@@ -312,16 +315,14 @@ def drawn_classes(
     end: LoaderState,
     dp_world_size: int,
     durations_s: Array | None,
-    edges_s: Sequence[float] = (),
 ) -> dict[str, Drawn]:
     """Returns what was drawn between two states of a loader, by the name of a shape class, in the plan's order.
 
     Names are those of calibration (`b_0_3`); windows have `place_0` on, packs are `packs`. Classes that an epoch has
     and the run has not drawn are there with 0.
-    durations_s: float64 [num_samples]; None where samples are no audio. edges_s: of the buckets, where the plan knows
-    them no more (mixtures).
+    durations_s: float64 [num_samples]; None where samples are no audio.
     """
-    names = class_names(plan, edges_s=edges_s)
+    names = class_names(plan)
     expected = _expected(plan, start, count=len(names))
     batches, hours = np.zeros(len(names), np.int64), np.zeros(len(names))
     for state, positions in stretches(plan, start, end, dp_world_size=dp_world_size):
@@ -346,16 +347,15 @@ def drawn_classes(
     }
 
 
-def class_names(plan: Plan, *, edges_s: Sequence[float] = ()) -> list[str]:
+def class_names(plan: Plan) -> list[str]:
     """Returns the name of every shape class of a plan, see `drawn_classes`."""
     if isinstance(plan, PackPlan):
         return ["packs"]
     if isinstance(plan, WindowPlan):
         return [f"place_{number}" for number in range(max(plan.batches_per_window, plan.last_batches))]
     if isinstance(plan, BucketPlan):
-        return bucket_names(plan.edges_s, num_buckets=len(plan.batch_sizes))
-    count = len(plan.batch_sizes) if isinstance(plan, MixturePlan) else 1
-    return bucket_names(edges_s[:count], num_buckets=count)
+        return plan.names
+    return list(plan.class_names) if isinstance(plan, MixturePlan) else ["0"]
 
 
 def drawn_lines(drawn: Mapping[str, Drawn]) -> Iterator[str]:

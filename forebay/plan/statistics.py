@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from forebay.config.plan import BucketRange
 from forebay.errors import PlanError
 from forebay.plan.bucket_plan import BucketPlan, Order
 from forebay.plan.cursor import mixed_steps, num_fillers, num_steps
@@ -34,13 +35,15 @@ def batch_statistics(
     durations: Array,
     *,
     frames: Array | None = None,
+    tokens: Array | None = None,
     shards: Array | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Returns the document of packing_stats.json: figures of epoch 0 under `seed`, every batch looked at.
 
     durations: integers [num_samples], in audio samples, those that the plan was made from.
-    frames: integers [num_samples], of what is padded (feature frames); left out: the durations.
+    frames: integers [num_samples], of what is padded (feature frames); left out: the durations. tokens: the same of
+    labels, for `token_padding` where buckets are cells.
     shards: integers [num_samples], the shard of each sample, for `shard_spread`.
     Padding is the share of padded frames in all frames, each batch padded to its own longest sample, and `cv` the
     spread of a batch's padded frames (standard deviation over mean, incomplete batches included);
@@ -52,7 +55,7 @@ def batch_statistics(
     """
     durations = np.asarray(durations)
     frames = durations if frames is None else np.asarray(frames)
-    _require_samples(len(plan.members), durations=durations, frames=frames, shards=shards)
+    _require_samples(len(plan.members), durations=durations, frames=frames, tokens=tokens, shards=shards)
     order = plan.order(seed, 0)
     randomness = Randomness(len(durations), shards=shards)
     if isinstance(order, WindowOrder):
@@ -60,6 +63,9 @@ def batch_statistics(
     else:
         places = _batch_places(order)
         counted = [_bucket_padding(order, bucket, frames, places[bucket], randomness) for bucket in range(len(places))]
+    token_padding: list[Padding] = []
+    if tokens is not None and isinstance(order, Order) and order.plan.cells:
+        token_padding = [_bucket_padding(order, bucket, tokens) for bucket in range(len(counted))]
     total = int(durations.sum(dtype=np.int64))
     dropped, repeated = int(np.sum(plan.dropped)), int(np.sum(plan.repeated))
     mean_size = max(1, round((len(durations) - dropped + repeated) / len(order)))
@@ -71,25 +77,35 @@ def batch_statistics(
         "total_batches": len(order),
         "mean_batch_size": mean_size,
         "padding": padding.share,
+        **({"token_padding": sum(token_padding, Padding()).share} if token_padding else {}),
         "cv": padding.cv,
         "padding_random_order": padding_random_order(frames, mean_size, seed=seed).share,
         "dropped": dropped,
         "repeated": repeated,
         **_of_order(plan, order, randomness),
-        "buckets": [_bucket(plan, number, durations, total, found) for number, found in enumerate(counted)]
-        if isinstance(plan, BucketPlan)
-        else [],
+        "buckets": _buckets(plan, durations, counted, token_padding) if isinstance(plan, BucketPlan) else [],
     }
 
 
-def _bucket(plan: BucketPlan, bucket: int, durations: Array, total: int, found: Padding) -> dict[str, Any]:
+def _buckets(
+    plan: BucketPlan, durations: Array, counted: list[Padding], token_padding: list[Padding]
+) -> list[dict[str, Any]]:
+    total = int(durations.sum(dtype=np.int64))
+    found = [_bucket(plan, number, each, durations, total, counted[number]) for number, each in enumerate(plan.ranges)]
+    for bucket, each, padding in zip(found, plan.ranges, token_padding, strict=False):
+        bucket.update(tokens=None if each.seconds is None else list(each.tokens or ()), token_padding=padding.share)
+    return found
+
+
+def _bucket(
+    plan: BucketPlan, bucket: int, holds: BucketRange, durations: Array, total: int, found: Padding
+) -> dict[str, Any]:
     own = durations[plan.members[plan.offsets[bucket] : plan.offsets[bucket + 1]]]
     held = int(own.sum(dtype=np.int64))
-    number = bucket - len(plan.edges_s)
-    low, high = (0.0, *plan.edges_s)[bucket:][:2] if number < 0 else (0, *plan.edges)[number:][:2]
+    low, high = holds.seconds or holds.tokens or (0, 0)
     described = {
         "bucket_id": bucket,
-        "range": f"{float(low)}-{float(high)}s" if number < 0 else f"{low}-{high} tokens",
+        "range": f"{float(low)}-{float(high)}s" if holds.seconds else f"{low}-{high} tokens",
         "samples": len(own),
         "hours": _hours(held, plan.sample_rate_hz),
         "pct_samples": round(100 * len(own) / len(durations), 4),
@@ -214,7 +230,9 @@ def _batch_places(order: Order) -> list[Array]:
     return np.split(line, offsets[1:])
 
 
-def _bucket_padding(order: Order, bucket: int, frames: Array, places: Array, randomness: Randomness) -> Padding:
+def _bucket_padding(
+    order: Order, bucket: int, frames: Array, places: Array | None = None, randomness: Randomness | None = None
+) -> Padding:
     size = int(order.plan.batch_sizes[bucket])
     count = int(order.plan.bucket_sizes[bucket] - order.plan.dropped[bucket] + order.plan.repeated[bucket])
     found = Padding()
@@ -223,8 +241,9 @@ def _bucket_padding(order: Order, bucket: int, frames: Array, places: Array, ran
         line = np.arange(start, min(start + step, count))
         samples = order.samples(bucket, line)
         found += padding_in_line(frames[samples], size)
-        batches, inside = np.divmod(line, size)
-        randomness.add(samples, places[batches] + inside)
+        if randomness is not None and places is not None:
+            batches, inside = np.divmod(line, size)
+            randomness.add(samples, places[batches] + inside)
     return found
 
 
@@ -360,12 +379,14 @@ _WORLD = record(
     dict.fromkeys(("steps", "mixed_steps", "dropped_batches", "repeated_batches", "weightless_batches"), COUNT)
 )
 _BUCKET = record(
-    {"range": TEXT, "samples": COUNT, "hours": NUMBER, "batch_size": COUNT, "batches": COUNT, "padding": NUMBER}
+    {"range": TEXT, "samples": COUNT, "hours": NUMBER, "batch_size": COUNT, "batches": COUNT, "padding": NUMBER},
+    {"tokens": or_null(list_of(COUNT)), "token_padding": NUMBER},
 )
 _COUNTED = {"dropped": COUNT, "repeated": COUNT}
 
 FORM: Check = record(
-    {"worlds": map_of(_WORLD)}, {**_COUNTED, "padding_random_order": NUMBER, "buckets": list_of(_BUCKET)}
+    {"worlds": map_of(_WORLD)},
+    {**_COUNTED, "padding_random_order": NUMBER, "token_padding": NUMBER, "buckets": list_of(_BUCKET)},
 )
 """What a reader needs in the document of `batch_statistics`."""
 

@@ -17,7 +17,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, plan_of
-from forebay.plan.mixture.mixture_plan import mix
+from forebay.plan.mixture.mix_sources import mix
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import form_step

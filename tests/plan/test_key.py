@@ -23,6 +23,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lockstep": {"lockstep": 4},
     "tail": {"tail": "drop"},
     "locality": {"locality": "shards:4"},
+    "by": {"by": ("duration", "tokens"), "edges": (16, 32)},
+    "token_s": {"by": ("duration", "tokens"), "edges": (16, 32), "token_s": 0.08},
 }
 
 PACKS = PackConfig(seq_len=8192)

@@ -154,7 +154,7 @@ def test_expected_shares_are_those_of_the_data_or_of_the_mixture() -> None:
     class Lifted:
         """A mixture in which a sample of `fr` comes three times as often."""
 
-        def sample_weights(self) -> np.ndarray[Any, Any]:
+        def sample_weights(self, end: int = 0) -> np.ndarray[Any, Any]:
             return np.where(SOURCE.codes == 1, 3.0, 1.0)
 
     lifted = there * [1, 3, 1]

@@ -17,7 +17,8 @@ from forebay.config.remote import GB
 from forebay.config.train import RunConfig
 from forebay.errors import ConfigError, ResumeError
 from forebay.plan.make import Planned, plan_of
-from forebay.plan.mixture.mixture_plan import MixturePlan, mix
+from forebay.plan.mixture.mix_sources import mix
+from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.plan.shard_line import locality_window, with_locality
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import Ints

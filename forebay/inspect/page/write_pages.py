@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from forebay.inspect.cell_picture import cell_rows
 from forebay.inspect.checks.limits import PACE
 from forebay.inspect.facts import bucket_range, has_lengths, held_rows, plan_figures, shown_settings, unplaced_text
 from forebay.inspect.listed_groups import form_rows
@@ -150,7 +151,10 @@ def sections_of(overview: Overview) -> dict[str, Any]:
         "sources": [(names[i], int(counts[i])) for i in np.argsort(-counts, kind="stable") if any(names)],
         "recipe": json.dumps(facts["recipe"], indent=1, ensure_ascii=False),
         "settings_of": _settings,
-        **{each.__name__: each for each in (bucket_range, has_lengths, held_rows, plan_figures, unplaced_text)},
+        **{
+            each.__name__: each
+            for each in (bucket_range, cell_rows, has_lengths, held_rows, plan_figures, unplaced_text)
+        },
     }
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from forebay.errors import PlanError
-from forebay.plan.mixture.sources import Assignment
+from forebay.plan.mixture.changing import AnyAssignment
 from forebay.plan.permutation import Permutations
 from forebay.store.layout import Array, Ints
 
@@ -39,6 +39,9 @@ class Draw(Protocol):
 
     def cells(self, group: int, inside: int) -> Ints:
         """Returns the samples drawn before a micro-batch, int64 [num_sources, num_classes]."""
+
+    def place_behind(self, group: int) -> int:
+        """Returns the place of the stream up to which the groups before `group` are decided."""
 
     def groups_once(self) -> int:
         """Returns the groups that leave while the stream takes as many samples as the sources hold."""
@@ -71,15 +74,17 @@ class MixedDraw:
     than one group of each class.
     """
 
-    def __init__(self, assignment: Assignment, split: ClassSplit, batch_sizes: Array, lockstep: int) -> None:
+    def __init__(self, assignment: AnyAssignment, split: ClassSplit, batch_sizes: Array, lockstep: int) -> None:
         """batch_sizes: int64 [num_classes], samples a micro-batch."""
         self._assignment, self._split, self._batch_sizes = assignment, split, batch_sizes
         self._group_sizes = batch_sizes * lockstep
-        self._live: Array = np.flatnonzero(assignment.weights)
-        shares = assignment.weights / assignment.period
-        self._rates: Array = shares @ (split.sizes / np.maximum(split.sizes.sum(1, keepdims=True), 1))
-        # At any place a source is off by less than 1, and each level of its split again: how far a class can be off.
-        self._slack = len(self._live) * (split.depth + 1)
+        self._live: Array = np.flatnonzero(assignment.shares.any(0))
+        # Of each class by place, in the last of the stretches with weights of their own, which has no end.
+        self._rates: Array = assignment.shares[-1] @ (split.sizes / np.maximum(split.sizes.sum(1, keepdims=True), 1))
+        # Between two places a source is off by less than 1, and each level of its split by less than 2.
+        self._slack = len(self._live) * (2 * split.depth + 1)
+        # Samples of each class before each stretch.
+        self._held: Array = self._class_counts(assignment.starts)
 
     def classes(self, groups: Ints) -> Ints:
         return self._ends_at(groups)[0]
@@ -113,6 +118,9 @@ class MixedDraw:
         found[self._live] = self._cells_of(every, done).T
         return found
 
+    def place_behind(self, group: int) -> int:
+        return int(self._ends_at(np.array([group - 1]))[2][0]) + 1 if group else 0
+
     def groups_once(self) -> int:
         return self._left_before(int(self._split.sizes[self._live].sum()))
 
@@ -125,34 +133,42 @@ class MixedDraw:
 
     def _ends_at(self, groups: Ints) -> tuple[Ints, Ints, Ints]:
         """Returns class and number inside the class of each group, and the place of the sample that completes it."""
-        used = self._rates > 0
-        rate = float((self._rates[used] / self._group_sizes[used]).sum())
-        slack = self._slack * float((1 / self._group_sizes[used]).sum())
+        rate = float((self._rates / self._group_sizes).sum())
+        slack = self._slack * float((1 / self._group_sizes).sum()) + len(self._group_sizes)
 
         def left(places: Ints) -> Ints:
             gone: Ints = (self._class_counts(places) // self._group_sizes).sum(-1)
             return gone
 
-        places = first_place(left, groups, low=(groups - slack) / rate, high=(groups + 1 + slack + used.sum()) / rate)
+        held = (self._held // self._group_sizes).sum(-1)
+        places = first_place(left, groups, **self._bracket(groups, held[:, None], rate=rate, slack=slack))
         sources, turns = self._assignment.locate(places)
         classes, _ = self._split.locate(sources, turns)
         return classes, self._counts_of(classes, places + 1) // self._group_sizes[classes] - 1, places
 
+    def _bracket(self, targets: Ints, held: Ints, *, rate: Array | float, slack: float) -> dict[str, Array]:
+        """Returns where counts pass their targets: inside of a stretch, or in the last one by its rate.
+
+        held: int64 [num_starts, num_targets or 1], the counts before each stretch.
+        """
+        stretch = (held <= targets).sum(0) - 1
+        starts = np.append(self._assignment.starts, 0)
+        is_last = stretch == len(starts) - 2
+        beyond = targets - np.take_along_axis(np.broadcast_to(held, (len(held), len(targets))), stretch[None], 0)[0]
+        safe = np.maximum(rate, 1e-300)
+        low = starts[stretch] + np.where(is_last, np.maximum(beyond - slack, 0) / safe, 0)
+        high = np.where(is_last, starts[stretch] + (beyond + 1 + slack) / safe, starts[stretch + 1])
+        return {"low": low, "high": high}
+
     def _cells_of(self, classes: Ints, ordinals: Ints) -> Ints:
         """Returns how many of the first `ordinals` samples of a class are of each live source, int64 [n, num_live]."""
-        rates = np.maximum(self._rates[classes], 1e-300)
-        wanted = np.where(self._rates[classes] > 0, ordinals, 0)
-        places = np.zeros_like(wanted)
-        some = np.flatnonzero(wanted)
+        places = np.zeros_like(ordinals)
+        some = np.flatnonzero(ordinals)
         if len(some):
             chosen = classes[some]
-            last = wanted[some] - 1
-            places[some] = 1 + first_place(
-                lambda at: self._counts_of(chosen, at),
-                last,
-                low=(last - self._slack) / rates[some],
-                high=(last + 1 + self._slack) / rates[some],
-            )
+            last = ordinals[some] - 1
+            bracket = self._bracket(last, self._held[:, chosen], rate=self._rates[chosen], slack=self._slack)
+            places[some] = 1 + first_place(lambda at: self._counts_of(chosen, at), last, **bracket)
         return self._split.counts_of(self._live, classes[:, None], self._assignment.counts(places)[:, self._live])
 
     def _counts_of(self, classes: Ints, places: Ints) -> Ints:
@@ -174,11 +190,11 @@ class PerSourceDraw:
     The source's own samples wait in the lines of its classes, and its next group is the next one that is full.
     """
 
-    def __init__(self, assignment: Assignment, split: ClassSplit, batch_sizes: Array, lockstep: int) -> None:
+    def __init__(self, assignment: AnyAssignment, split: ClassSplit, batch_sizes: Array, lockstep: int) -> None:
         """batch_sizes: int64 [num_classes], samples a micro-batch."""
         self._assignment, self._split, self._batch_sizes = assignment, split, batch_sizes
         self._group_sizes = batch_sizes * lockstep
-        self._live: Array = np.flatnonzero(assignment.weights)
+        self._live: Array = np.flatnonzero(assignment.shares.any(0))
         sizes = split.sizes
         # Groups a turn of each source, and how far its lines can be off from that, in groups.
         self._rates: Array = (sizes / self._group_sizes).sum(1) / np.maximum(sizes.sum(1), 1)
@@ -209,6 +225,9 @@ class PerSourceDraw:
             now = int(self.classes(np.array([group]))[0])
             found[source, now] += inside * self._batch_sizes[now]
         return found
+
+    def place_behind(self, group: int) -> int:
+        return group
 
     def groups_once(self) -> int:
         return int(self._whole_groups().sum())

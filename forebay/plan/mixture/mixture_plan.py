@@ -6,30 +6,29 @@ The order is one endless stream, cut into epochs, and computed at any place.
 from __future__ import annotations
 
 import itertools
-import logging
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import xxhash
 
-from forebay.config.tree import Config
-from forebay.errors import ConfigError, PlanError
+from forebay.errors import PlanError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.interface import EpochOrder, Tail, check_epoch, checked_positions
-from forebay.plan.make import Planned
+from forebay.plan.mixture.changing import AnyAssignment, ChangingAssignment, WeightChange
 from forebay.plan.mixture.draw import ClassSplit, Draw, MixedDraw, PerSourceDraw
-from forebay.plan.mixture.sources import MAX_LOGGED, PERIOD, Assignment, quantise, sources_of, weights_of
-from forebay.plan.names import with_mixture
+from forebay.plan.mixture.sources import (
+    PERIOD,
+    Assignment,
+    quantise,
+)
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.shard_line import ShardLine, Windows
 from forebay.store.layout import Array, Ints
-from forebay.store.source import SampleSource
-from forebay.terminal import first_of
 
-logger = logging.getLogger(__name__)
 Batches = Literal["mixed", "per_source"]
 Exhausted = Literal["repeat", "end"]
 
@@ -58,10 +57,12 @@ class MixturePlan:
     at least); the stream goes on from epoch to epoch, and a source that is through begins its next pass in a new order.
     Under `end` every epoch begins anew and ends before any source gives a sample twice.
 
-    names: [k]. weights: int64 [k], of 65,536. sizes: int64 [k, c], samples by source and class. members: int32 or int64
-    [num_samples], sample indices by class, then source; offsets: int64 [c k + 1], where each such cell begins.
-    batch_sizes: int64 [c]. shards: under `locality`, where every pass of a source goes through its shards block by
-    block, each source at its own pace; shares, lengths of epochs and states are those of a mixture without.
+    names: [k]; class_names: [c]. weights: int64 [k], of 65,536. sizes: int64 [k, c], samples by source and class.
+    members: int32 or int64 [num_samples], sample indices by class, then source; offsets: int64 [c k + 1], where each
+    such part begins. batch_sizes: int64 [c]. changes: other weights of the run, rising by place; an epoch is as long as
+    by the first weights, so that a change moves no epoch. shards: under `locality`, where every pass of a source goes
+    through its shards block by block, each source at its own pace; shares, lengths of epochs and states are those of a
+    mixture without.
     """
 
     names: tuple[str, ...]
@@ -70,35 +71,69 @@ class MixturePlan:
     members: Array
     offsets: Array
     batch_sizes: Array
+    class_names: tuple[str, ...]
     lockstep: int
     tail: Tail
     batches: Batches = "mixed"
     exhausted: Exhausted = "repeat"
     grad_accs: tuple[int, ...] | None = None
     shards: SourceShards | None = None
+    changes: tuple[WeightChange, ...] = ()
 
     @property
     def windows(self) -> Windows | None:
         """The moving windows of the sources that are drawn from; None: any sample may come at any time."""
         if self.shards is None:
             return None
-        live = np.flatnonzero(self.weights).tolist()
+        live = np.flatnonzero(self.stretch_shares.any(0)).tolist()
         sizes = np.array([len(self.shards.shards[i]) for i in live], np.int64)
         return Windows(window=self.shards.window, sizes=sizes, run=self.shards.run)
 
     @cached_property
     def draw(self) -> Draw:
         """The source that each group is drawn from."""
-        assignment = Assignment(self.weights)
+        draw = self._first_draw
+        parts, starts = [self._first], [0]
+        groups = [self.group_of(change.at) for change in self.changes]
+        for number, change in enumerate(self.changes):
+            start = draw.place_behind(groups[number])
+            kept = sum(begin < start for begin in starts)  # a change at the same group is followed by no sample
+            following = groups[number + 1 : number + 2]
+            length = self._most_places(following[0] - groups[number]) if following else None
+            parts = [*parts[:kept], Assignment(change.weights, length=length)]
+            starts = [*starts[:kept], start]
+            draw = self._drawn(ChangingAssignment(parts, starts))
+        return draw
+
+    @cached_property
+    def _first(self) -> Assignment:
+        return Assignment(self.weights)
+
+    @cached_property
+    def _first_draw(self) -> Draw:
+        return self._drawn(self._first)
+
+    def _drawn(self, assignment: AnyAssignment) -> Draw:
         # Not of the run's seed: the length of an epoch must not depend on it.
         split = ClassSplit(self.sizes, derive_key("forebay mixture", MIXTURE_VERSION, "classes"))
         make = MixedDraw if self.batches == "mixed" else PerSourceDraw
         return make(assignment, split, self.batch_sizes, self.lockstep)
 
+    def group_of(self, position: int) -> int:
+        """Returns the lockstep group that begins at, or next behind, a micro-batch of the global order."""
+        return -(-position // self.lockstep)
+
+    def _most_places(self, groups: int) -> int:
+        """Returns how many places of the stream so many groups can need, with all that may wait."""
+        if self.batches == "per_source":
+            return groups + 1
+        sizes = self.batch_sizes * self.lockstep
+        return groups * int(sizes.max()) + int(sizes.sum())
+
     @cached_property
     def num_batches(self) -> int:
         """Micro-batches of one epoch, over all ranks; a multiple of `lockstep`."""
-        draw = self.draw
+        draw = self._first_draw
         groups = max(draw.groups_once(), 1) if self.exhausted == "repeat" else draw.groups_before_repeat()
         return groups * self.lockstep
 
@@ -107,31 +142,54 @@ class MixturePlan:
 
     @property
     def shares(self) -> Array:
-        """float64 [k]: the share of each source, exactly (65,536 is a power of two)."""
+        """float64 [k]: the share of each source at the head of the run, exactly (65,536 is a power of two)."""
         return self.weights / PERIOD
+
+    @property
+    def stretch_shares(self) -> Array:
+        """float64 [1 + num_changes, k]: the shares at the head of the run and from each change on."""
+        return np.stack([self.weights, *(change.weights for change in self.changes)]) / PERIOD
+
+    def shares_until(self, end: int) -> Array:
+        """Returns the mean shares of the first `end` micro-batches of a run, float64 [k]; of none those of its head."""
+        starts = [0, *(self.group_of(change.at) * self.lockstep for change in self.changes)]
+        lengths = np.diff(np.minimum([*starts, max(end, 1)], max(end, 1)))
+        mean: Array = lengths @ self.stretch_shares / lengths.sum()
+        return mean
+
+    @property
+    def revisions(self) -> tuple[tuple[int, str], ...]:
+        """The changes made to a run that has begun: the micro-batch of each, and its weights in one word."""
+        found = [change for change in self.changes if change.is_revision]
+        return tuple((each.at, xxhash.xxh3_64_hexdigest(each.weights.data)) for each in found)
 
     @property
     def bound(self) -> int:
         """How far a source can be from its share of what was handed out: samples or, if `per_source`, micro-batches.
 
         `mixed`: less than 1 + the samples that can wait, one group less one sample for each class; with one class and
-        counted at any sample inside a batch: 1. `per_source`: one group.
+        counted at any sample inside a batch: 1. `per_source`: one group. Each change of weights adds what is rounded,
+        and the share that moves of what waits then.
         """
+        shares = self.stretch_shares
         if self.batches == "per_source":
-            return self.lockstep
-        used = self.sizes[self.weights > 0].sum(0) > 0
-        return 1 + int((self.batch_sizes[used] * self.lockstep - 1).sum()) if used.sum() > 1 else 1
+            return self.lockstep * len(shares)
+        used = self.sizes[shares.any(0)].sum(0) > 0
+        waiting = int((self.batch_sizes[used] * self.lockstep - 1).sum()) if used.sum() > 1 else 0
+        moved = float(np.abs(np.diff(shares, axis=0)).max(axis=1, initial=0).sum())
+        return len(shares) + math.ceil(waiting * (1 + moved))
 
     def order(self, seed: int, epoch: int) -> MixtureOrder:
         return MixtureOrder(self, seed=seed, epoch=epoch)
 
-    def sample_weights(self) -> Array:
+    def sample_weights(self, end: int = 0) -> Array:
         """Returns the share of all samples that each sample is to get, float64 [num_samples]; all of a source alike.
 
+        end: of the first so many micro-batches of the run; 0: by the weights at its head.
         Of `per_source`, shares are of micro-batches, and those of another source may hold more samples.
         """
         sizes = self.sizes.sum(1)
-        shares = self.shares
+        shares = self.shares_until(end)
         if self.batches == "per_source":
             shares = shares * sizes / np.maximum((self.sizes / self.batch_sizes).sum(1), 1e-300)
             shares = shares / shares.sum()
@@ -178,6 +236,7 @@ def mixture_plan(
         members=members,
         offsets=np.concatenate(([0], np.cumsum(sizes.T.ravel()))),
         batch_sizes=plan.batch_sizes,
+        class_names=tuple(plan.names),
         lockstep=plan.lockstep,
         tail=plan.tail,
         batches=batches,
@@ -344,55 +403,3 @@ class MixtureOrder(EpochOrder):
     def _key(self, number: int, *purpose: object) -> int:
         turn = number if self.plan.exhausted == "repeat" else self.epoch
         return derive_key("forebay mixture", MIXTURE_VERSION, self.seed, turn, *purpose)
-
-
-def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
-    """Returns the mixture that a config asks for over the buckets of a plan, with its key; says the quantised weights.
-
-    source: what is read, with the caches of `[[mixture.source]]` a `SourceUnion`. planned: of all its samples. The key
-    is the plan's with names, quantised weights and rules on top: a state does not go on with other weights.
-    Raises ConfigError for a column that the source lacks, weights of other values than the column has, or a plan
-    without buckets; PlanError where weights and samples give no mixture.
-    """
-    plan = planned.plan
-    if not isinstance(plan, BucketPlan):
-        raise ConfigError(
-            f'{config.path}: a mixture needs a plan of buckets; set plan.kind = "bucket" (one edge for batches of any '
-            "lengths)",
-            code="FB116",
-        )
-    names, source_of = sources_of(config, source)
-    weights = weights_of(config, source, names, source_of)
-    mixture = mixture_plan(
-        plan,
-        source_of,
-        names=names,
-        weights=weights,
-        batches=config.mixture.batches,
-        exhausted=config.mixture.exhausted,
-    )
-    _say(mixture)
-    column = config.mixture.column
-    rules = {
-        "mixture_version": MIXTURE_VERSION,
-        "column": column,
-        "names": list(mixture.names) if column else None,
-        "weights": mixture.weights.tolist(),
-        "batches": mixture.batches,
-        "exhausted": mixture.exhausted,
-        "source_of": xxhash.xxh3_128_hexdigest(np.ascontiguousarray(source_of, np.int32).data),
-    }
-    return replace(planned, plan=mixture, key=with_mixture(planned.key, rules), folder=None)
-
-
-def _say(mixture: MixturePlan) -> None:
-    rows = sorted(zip(mixture.weights.tolist(), mixture.names, strict=True), reverse=True)
-    shown = first_of([f"{name} {weight / PERIOD:.6f}" for weight, name in rows], MAX_LOGGED)
-    logger.info("mixture of %d sources: %s; %d batches an epoch", len(rows), shown, mixture.num_batches)
-    for number in np.flatnonzero((mixture.weights == 0) & (mixture.sizes.sum(1) > 0)).tolist():
-        logger.warning(
-            "%s has weight 0 of %d: none of its %d samples will be seen",
-            mixture.names[number],
-            PERIOD,
-            mixture.sizes[number].sum(),
-        )

@@ -11,13 +11,16 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 
-from forebay.config.tree import Config
+from forebay.config.tree import Config, WeightSteps
 from forebay.errors import ConfigError, PlanError
 from forebay.store.layout import ROW_BITS, Array, Ints
 from forebay.store.source import SECONDS, SampleSource, SourceUnion, has_untimed_items, length_of, parts_of
+
+T = TypeVar("T")
 
 
 class Assignment:
@@ -33,8 +36,11 @@ class Assignment:
 
     __slots__ = ("_keys", "_occurrences", "_ordinals", "_sources", "_starts", "period", "weights")
 
-    def __init__(self, weights: Array) -> None:
-        """Makes the sequence of `weights`, int64 [k], 0 or more, of sum 1 to 65,536."""
+    def __init__(self, weights: Array, *, length: int | None = None) -> None:
+        """Makes the sequence of `weights`, int64 [k], 0 or more, of sum 1 to 65,536.
+
+        length: places that will be asked for at most; None: any.
+        """
         weights = np.asarray(weights, dtype=np.int64)
         if not 1 <= len(weights) <= 2**16 or weights.min() < 0 or not 1 <= weights.sum() <= 2**16:
             raise PlanError(
@@ -42,15 +48,25 @@ class Assignment:
             )
         self.weights: Array = weights // np.gcd.reduce(weights)
         self.period = int(self.weights.sum())
-        sources = np.array(_earliest_due_first(self.weights.tolist()), dtype=np.uint16)
+        sources = np.array(_earliest_due_first(self.weights.tolist(), length or self.period), dtype=np.uint16)
         self._sources = sources
         # Sorted by source, then place: where each source's turns lie in a period, and how many it had before a place.
         turns: Array = np.argsort(sources, kind="stable")
         self._occurrences = turns
-        self._starts = np.concatenate(([0], np.cumsum(self.weights)))
+        self._starts = np.concatenate(([0], np.cumsum(np.bincount(sources, minlength=len(weights)))))
         self._keys = sources[turns].astype(np.int64) * self.period + turns
-        self._ordinals = np.empty(self.period, dtype=np.uint16)
-        self._ordinals[turns] = (np.arange(self.period) - self._starts[sources[turns]]).astype(np.uint16)
+        self._ordinals = np.empty(len(sources), dtype=np.uint16)
+        self._ordinals[turns] = (np.arange(len(sources)) - self._starts[sources[turns]]).astype(np.uint16)
+
+    @property
+    def starts(self) -> Array:
+        """int64 [1], the places from which other weights hold: of one sequence the first place alone."""
+        return np.zeros(1, np.int64)
+
+    @property
+    def shares(self) -> Array:
+        """float64 [1, k], the shares from each of `starts` on."""
+        return self.weights[None] / self.period
 
     def locate(self, places: Ints) -> tuple[Ints, Ints]:
         """Returns the source of each place and how many places before it have the same source. O(1) a place.
@@ -77,18 +93,21 @@ class Assignment:
         return found
 
 
-def _earliest_due_first(weights: list[int]) -> list[int]:
-    """Returns one period of the sequence. All in integers: a window's ends are ratios of them."""
+def _earliest_due_first(weights: list[int], length: int) -> list[int]:
+    """Returns the first `length` places of one period. All in integers: a window's ends are ratios of them."""
     period = sum(weights)
+    length = min(length, period)
     live = sum(weight > 0 for weight in weights)
     if live == 1:
-        return [next(number for number, weight in enumerate(weights) if weight)] * period
+        return [next(number for number, weight in enumerate(weights) if weight)] * length
     halves = 2 * live - 2  # 1 / d
-    released: list[list[tuple[int, int]]] = [[] for _ in range(period)]
+    released: list[list[tuple[int, int]]] = [[] for _ in range(length)]
     for source, weight in enumerate(weights):
         for turn in range(weight):
             # The smallest n with weight n / period >= turn + d, and the smallest with weight n / period > turn + 1 - d.
             first = -(-(turn * halves + 1) * period // (halves * weight))
+            if first > length:
+                break
             due = ((turn + 1) * halves - 1) * period // (halves * weight) + 1
             released[first - 1].append((due, source))
     waiting: list[tuple[int, int]] = []
@@ -160,7 +179,11 @@ def shards_of_sources(config: Config, source: SampleSource) -> Ints:
     names, source_of = sources_of(config, source)
     count = int(shards.max(initial=0)) + 1
     owners = np.unique(source_of * np.int64(count) + shards) // count
-    sizes: Ints = np.bincount(owners, minlength=len(names))[quantise(weights_of(config, source, names, source_of)) > 0]
+    weights = [
+        each if isinstance(each, tuple) else ((0, each),) for each in weights_of(config, source, names, source_of)
+    ]
+    is_live = quantise([max(weight for _, weight in steps) for steps in weights]) > 0
+    sizes: Ints = np.bincount(owners, minlength=len(names))[is_live]
     return sizes
 
 
@@ -182,7 +205,9 @@ def sources_of(config: Config, source: SampleSource) -> tuple[list[str], Array]:
     return names, found[1]
 
 
-def weights_of(config: Config, source: SampleSource, names: Sequence[str], source_of: Array) -> list[float]:
+def weights_of(
+    config: Config, source: SampleSource, names: Sequence[str], source_of: Array
+) -> Sequence[float | WeightSteps]:
     """Returns the weight of each source as the config gives it, of any scale: said, by a ratio, or by hours."""
     settings = config.mixture
     given = [entry.weight for entry in settings.source if entry.weight is not None]
@@ -191,7 +216,7 @@ def weights_of(config: Config, source: SampleSource, names: Sequence[str], sourc
     if settings.asr_ratio is not None and isinstance(source, SourceUnion):
         return _asr_weights(config, source)
     if settings.weights is not None:
-        return _named_weights(config, settings.weights, names)
+        return named_weights(config, settings.weights, names)
     mute = [name for name, part in zip(names, parts_of(source), strict=False) if not part.constants.has_items]
     if mute and settings.source:
         raise ConfigError(
@@ -232,7 +257,8 @@ def _asr_weights(config: Config, source: SourceUnion) -> list[float]:
     ]
 
 
-def _named_weights(config: Config, weights: Mapping[str, float], names: Sequence[str]) -> list[float]:
+def named_weights(config: Config, weights: Mapping[str, T], names: Sequence[str]) -> list[T]:
+    """Returns the weights of a column's values in the order of the sources. Raises ConfigError for other values."""
     column = config.mixture.column
     unknown = [name for name in weights if name not in names]
     if unknown:

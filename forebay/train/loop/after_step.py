@@ -18,7 +18,6 @@ import torch
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from forebay.config.plan import BucketConfig
 from forebay.config.tree import Config
 from forebay.plan.cursor import LoaderState
 from forebay.plan.plan_usage import FILE_NAME, Drawn, drawn_classes
@@ -230,7 +229,7 @@ def _usage_log(
     )
 
 
-def drawn_by(loader: BatchLoader, config: Config) -> dict[str, Drawn]:
+def drawn_by(loader: BatchLoader) -> dict[str, Drawn]:
     """Returns what all ranks have drawn from the head of the first epoch up to where the loader stands.
 
     So a resumed run counts what came before, too, as if on as many ranks as now. Empty for a loader without a plan.
@@ -247,5 +246,4 @@ def drawn_by(loader: BatchLoader, config: Config) -> dict[str, Drawn]:
         end=end,
         dp_world_size=loader.dp_world_size,
         durations_s=samples / rate_hz if is_timed else None,
-        edges_s=config.plan.edges_s if is_timed and isinstance(config.plan, BucketConfig) else (),
     )

@@ -27,6 +27,7 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.plan.cursor import LoaderState
 from forebay.plan.interface import Plan
 from forebay.plan.plan_usage import Drawn, Population, Usage, UsageCounter, drawn_lines, expected_shares, population
 from forebay.store.remote.remote_shards import RemoteShards
@@ -211,7 +212,7 @@ def train(
         phases=phases.seconds,
         remote=after_step.traffic(),
         waiting=waiting_line(config, loader, share=_wait_share(meter, phases), is_uncached=source_kind == "uncached"),
-        buckets=drawn_by(loader, config) if learner.is_main_rank else {},
+        buckets=drawn_by(loader) if learner.is_main_rank else {},
     )
 
 
@@ -366,9 +367,9 @@ def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:
         first_batch_s=times_s[1] - times_s[0],
         size_bytes=size_bytes,
         padding=float(loader.report()["padding"]),
-        languages=_compared(usage, people, loader.plan, "language"),
-        sources=_compared(usage, people, loader.plan, "source"),
-        parts=_compared(usage, people, loader.plan, "part"),
+        languages=_compared(usage, people, loader.plan, "language", loader.state),
+        sources=_compared(usage, people, loader.plan, "source", loader.state),
+        parts=_compared(usage, people, loader.plan, "part", loader.state),
         shards_touched=int(np.count_nonzero(usage.shards)),
         num_shards=len(usage.shards),
         num_batches=loader.plan.num_batches,
@@ -420,11 +421,13 @@ def _batches(loader: Loader) -> Generator[Batch, None, None]:
         yield from loader
 
 
-def _compared(usage: Usage, people: Population, plan: Plan, column: str) -> dict[str, dict[str, float]]:
+def _compared(
+    usage: Usage, people: Population, plan: Plan, column: str, end: LoaderState
+) -> dict[str, dict[str, float]]:
     if column not in usage.counts:
         return {}
     counts = usage.counts[column].tolist()
-    shares = expected_shares(people, plan, column).tolist()
+    shares = expected_shares(people, plan, column, end=end).tolist()
     return {
         name: {"samples": count, "share": round(count / usage.samples, 6), "expected": round(share, 6)}
         for name, count, share in zip(people.names[column], counts, shares, strict=True)

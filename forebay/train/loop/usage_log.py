@@ -20,6 +20,7 @@ import numpy as np
 
 from forebay.errors import CacheError, ForebayError
 from forebay.plan.cursor import LoaderState
+from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.plan.plan_usage import (
     USAGE_VERSION,
     UsageCounter,
@@ -182,7 +183,10 @@ class _Lines:
 
     def add(self, span: dict[str, Any], start: LoaderState, end: LoaderState, figures: dict[str, Any]) -> None:
         """Appends the line of what was used between two states. figures: what else the ranks measured together."""
-        usage = self._counter.count(start, end)
+        usage, plan = self._counter.count(start, end), self._loader.plan
+        if isinstance(plan, MixturePlan) and plan.changes:
+            people = self._population
+            self._expected = {name: expected_shares(people, plan, name, end=end) for name in people.names}
         line = {**span, "from": _place(start), "to": _place(end)}
         line |= {"samples": usage.samples, "batches": usage.batches, "repeats": usage.repeats}
         line |= {f"{name}s": self._column(name, counts) for name, counts in usage.counts.items()}

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forebay.config import BucketConfig
 from forebay.errors import ConfigError
+from forebay.measure.batch_search import bucket_cases
+from forebay.measure.calibrate import _fill
 from forebay.measure.calibrate_bench import Entries
 from forebay.plan.bucket_plan import read_calibration
+from forebay.plan.make import make_plan, samples_of
 from forebay.plan.names import plan_key
+from forebay.store.cache import open_cache
+from tests.store_factory import make_cache
 
 ENTRY = {"batch_size": 40, "grad_acc": 2, "peak_bytes": 10, "memory": {"weights": 3}, "made_by": "a"}
 
@@ -46,6 +52,24 @@ def test_plans_read_sizes_alone_so_what_was_measured_is_in_no_key(tmp_path: Path
         assert read_calibration(str(entries.path)) == {"b_0_3": {"batch_size": 40, "grad_acc": 2}}
         keys.append(plan_key("a", BucketConfig(edges_s=(3.0,), calibration=str(entries.path))))
     assert keys[0] == keys[1]
+
+
+def test_cells_are_cases_and_an_empty_one_takes_no_entry_of_fewer_tokens(tmp_path: Path) -> None:
+    ids = [[1] * length for length in (4, 30, 4)]
+    cache = open_cache(make_cache(tmp_path, num_samples=9, input_ids=ids))
+    settings = BucketConfig(by=("duration", "tokens"), edges_s=(0.01, 5.0, 9.0), edges=(8, 40), batch_seconds=9.0)
+    cases = bucket_cases(cache, settings)
+    full = cases["b_0.01_5_t40"]
+    assert full is not None
+    assert [name for name, case in cases.items() if case] == ["b_0.01_5_t8", "b_0.01_5_t40"]
+    assert (full.tokens, full.seconds) == (30, max(cache.lengths["num_audio_samples"][1::3]) / 16_000)
+    entries = Entries.of(tmp_path / "c.json")
+    for size, name in ((7, "b_0.01_5_t8"), (3, "b_0.01_5_t40")):
+        entries.put(name, {"batch_size": size, "grad_acc": 1}, order=list(cases))
+    _fill(entries, cases)
+    assert [entries.entries[name]["batch_size"] for name in cases] == [7, 3, 7, 3, 1, 1]
+    settings = replace(settings, batch_seconds=None, calibration=str(entries.path))
+    assert make_plan(samples_of(cache), settings).batch_sizes.tolist() == [7, 3, 7, 3, 1, 1]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_pieces_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.random.default_rng(8).integers(0, 40_000, 1000)
     settings = BucketConfig(batch_seconds=60)
     whole = bucket_plan(lengths, sample_rate_hz=RATE, settings=settings)
-    monkeypatch.setattr("forebay.plan.make_buckets._PIECE", 7)
+    monkeypatch.setattr("forebay.plan.make_buckets.PIECE", 7)
     pieces = bucket_plan(lengths, sample_rate_hz=RATE, settings=settings)
     assert np.array_equal(pieces.members, whole.members)
     assert np.array_equal(pieces.offsets, whole.offsets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError, ResumeError
+from forebay.inspect.weight_curve import show_weights, weight_lines
 from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.plan.plan_usage import expected_shares, population
 from forebay.store.cache import Cache, open_cache
@@ -29,6 +31,9 @@ HEAD = 'name = "both"\n[source]\nkind = "tar"\nmanifest = "none.parquet"\n[audio
 PLAN = (
     '[plan]\nbatch_size = 4\nlockstep = 1\nedges_s = [30.0]\n[run]\ncache_root = "caches"\n[loader]\nnum_threads = 0\n'
 )
+STEPS = '[[mixture.source]]\ncache = "a"\nweight = '
+LINE = '[mixture]\nweights_between = "line"\n'
+CHANGE = "[[mixture.change]]\nat = {at}\nweights = [1.0]\n"
 
 
 @pytest.fixture
@@ -275,6 +280,17 @@ def test_a_column_that_cannot_be_mixed(corpus: Corpus, overrides: list[str], mes
             r"give one of weights and temperature",
         ),
         ("[mixture]\ntemperature = -0.5\n", r"temperature is -0.5, wanted 0 or more"),
+        (f"{STEPS}[[1, 1.0]]\n", r"weight has steps at \[1.0\], wanted positions that rise from 0"),
+        (f"{STEPS}[[0, 1.0], [5, 1.0], [5, 2.0]]\n", r"weight has steps at \[0.0, 5.0, 5.0\]"),
+        (f"{STEPS}[]\n", r"weight has steps at \[\]"),
+        (f"{STEPS}[[0, 1.0], [5, -1.0]]\n", r"weight has a step to -1.0, wanted 0 or more"),
+        (f"{LINE}{STEPS}[[0, 1.0]]\n", r"line_step is None, and weights_between is .line."),
+        (f"{LINE}line_step = 0.0\n{STEPS}[[0, 1.0]]\n", r"line_step is 0.0, wanted more than 0"),
+        (f"{LINE}line_step = 4\n{STEPS}1.0\n", r"weights_between and weights_in are of steps of a weight"),
+        (f'[mixture]\nexhausted = "end"\n{STEPS}[[0, 1.0], [5, 2.0]]\n', r"exhausted = .end. begins each epoch anew"),
+        ("[[mixture.change]]\nat = 5\nweights = [1.0]\n", r"change needs \[\[mixture.source\]\], or column"),
+        (f"{STEPS}1.0\n" + 2 * CHANGE.format(at=5), r"change has places \[5, 5\], wanted rising ones"),
+        (f"{STEPS}1.0\n" + CHANGE.format(at=0), r"at is 0, wanted 1 or more"),
     ],
 )
 def test_settings_that_contradict_each_other(tmp_path: Path, text: str, message: str) -> None:
@@ -290,3 +306,48 @@ def test_paths_of_a_mixture_are_relative_to_the_file(tmp_path: Path) -> None:
     ]
     with pytest.raises(CacheNotFoundError, match=r"x/c"):
         make_loader(config)
+
+
+def test_weights_of_a_config_change_over_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = two_caches(tmp_path, weights=None).split("[[mixture.source]]")[1:]
+    weights = zip(entries, ("[[0, 1], [4, 3.0]]", 1), strict=True)
+    steps = "".join(f"[[mixture.source]]{entry}weight = {weight}\n" for entry, weight in weights)
+    plain, changed = mixed(tmp_path, steps), mixed(tmp_path, steps + CHANGE.format(at=7).replace("[1.0]", "[0, 1]"))
+    loader, revised = make_loader(plain), make_loader(changed)
+    assert loader.plan_key == revised.plan_key != make_loader(mixed(tmp_path, steps.replace("[4,", "[5,"))).plan_key
+    parts = [owners(each, 0).tolist() + owners(each, 1).tolist() for each in (loader, revised)]
+    assert parts[0][: 4 * 7] == parts[1][: 4 * 7]
+    assert set(parts[1][4 * 7 :]) == {1}
+    assert abs(np.bincount(parts[0][:16])[0] - 8) <= 1
+    assert abs(np.bincount(parts[0][16:40])[0] - 18) <= 2
+    loader.load_state_dict({**loader.state_dict(), "position": 4})
+    revised.load_state_dict(loader.state_dict())
+    with pytest.raises(ResumeError, match=r"mixture.change has places"):
+        revised.load_state_dict({**loader.state_dict(), "epoch": 2})
+    assert show_weights(revised.plan, seed=3, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(s["from"], s["epoch"], s["position"], s["is_revision"]) for s in found["stretches"]] == [
+        (0, 0, 0, False),
+        (4, 0, 4, False),
+        (7, 1, 2, True),
+    ]
+    assert [[part["weight"] for part in s["sources"].values()] for s in found["stretches"]] == [
+        [0.5, 0.5],
+        [0.75, 0.25],
+        [0, 1],
+    ]
+    assert [part["drawn"] for part in found["stretches"][2]["sources"].values()] == [0, 1]
+    assert len(list(weight_lines(found))) == 3 + 4
+    epochs = steps.replace("[4,", "[0.8,")
+    in_epochs = make_loader(mixed(tmp_path, '[mixture]\nweights_in = "epochs"\n' + epochs)).plan
+    assert isinstance(in_epochs, MixturePlan)
+    assert [change.at for change in in_epochs.changes] == [4]
+
+
+def test_languages_change_over_the_run(corpus: Corpus) -> None:
+    build_here(corpus.config())
+    line = ("mixture.weights_between=line", "mixture.line_step=2", "mixture.weights={en=[[0, 1.0], [4, 0.0]], fr=1.0}")
+    plan = make_loader(corpus.config('mixture.column="language"', *line, "plan.lockstep=1")).plan
+    assert isinstance(plan, MixturePlan)
+    assert plan.stretch_shares[:, 0] == pytest.approx([0.75 / 1.75, 0.2, 0], abs=2**-16)
+    assert [change.at for change in plan.changes] == [2, 4]
