@@ -23,7 +23,7 @@ from tests.preprocess.here_pool import build_here
 RATE_HZ = 8_000
 SEGMENTS = [
     ("u1", "two", 0.5, 1.5, 0, "first words", "en", "anna"),
-    ("u2", "two", 1.25, 2.0, 1, "zweite Worte", "de", "ben"),
+    ("u2", "two", 1.25, 2.0, 1, "deux mots", "fr", "ben"),
     ("u3", "one", 0.0, 1.0, 0, "third", "en", "anna"),
 ]
 
