@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import errno
+import functools
 import json
 import pickle
 import re
@@ -26,13 +27,18 @@ from forebay.rows.readers import json_lines
 from forebay.tar import scan
 
 ROOT = Path(__file__).parents[1]
-TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "forebay").rglob("*.py")}
 CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+
+
+@functools.cache
+def _trees() -> dict[str, ast.Module]:
+    """Every module of the product; not at import: reading them all takes 3 s, of each worker that collects tests."""
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "forebay").rglob("*.py")}
 
 
 def _classes_elsewhere() -> Iterator[tuple[str, str | None]]:
     """Every class of an error outside of errors.py, with the code of its own."""
-    for tree in TREES.values():
+    for tree in _trees().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in CLASSES for base in node.bases):
                 own = [ast.literal_eval(a.value) for a in node.body if ast.unparse(a).startswith("code = ")]  # type: ignore[attr-defined]
@@ -42,7 +48,7 @@ def _classes_elsewhere() -> Iterator[tuple[str, str | None]]:
 def _codes_given() -> set[str]:
     """Every code that a place which raises gives, and those of the command line."""
     found = set()
-    for tree in TREES.values():
+    for tree in _trees().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"FB\d{3}", node.value):
                 found.add(node.value)
@@ -66,7 +72,7 @@ def test_every_class_has_a_code_of_its_own_and_every_code_one_entry() -> None:
 def test_a_code_is_given_as_a_text_or_taken_from_another_error() -> None:
     computed = {
         ast.unparse(keyword.value)
-        for tree in TREES.values()
+        for tree in _trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in CLASSES
         for keyword in node.keywords
@@ -115,7 +121,7 @@ def _reasons_of(node: ast.AST, path: str) -> Iterator[str]:
 def _reasons() -> set[str]:
     """Every reason that the source gives."""
     found = {*canonical._WHAT, json_lines.REPEATED, *scan._REASONS.values(), "unknown_type"}
-    for path, tree in TREES.items():
+    for path, tree in _trees().items():
         if re.match(r"forebay/(preprocess/|rows/|tar/|steps/|store/(image/|sound_containers)|train/uncached/)", path):
             found.update(text for node in ast.walk(tree) for text in _reasons_of(node, path))
     return {text for text in found if re.fullmatch(r"[a-z]+(_[a-z]+)+|format|sparse|symlink|truncated", text)}

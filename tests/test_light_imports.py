@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 
 from tests.inspect.checks.planted import Planted
 from tests.preprocess.here_pool import build_here
-from tests.processes import ROOT
+from tests.processes import ROOT, python
 
 TRAINING = (
     *("accelerate", "datasets", "jiwer", "matplotlib", "obstore", "peft", "pynvml", "ray", "shtab", "zarr", "pandas"),
@@ -76,31 +76,48 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(build_here(planted.config('audio.features="log_mel"', text=True)).cache)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--version",), "forebay "),
-        (("--help",), "COMMAND"),
-        (("cache", "--help"), "ACTION"),
-        (("inspect", "CACHE"), "planted"),
-        (("inspect", "CACHE", "--sample", "0"), "not decoded: a cache does not hold its tokenizer"),
-        (("inspect", "CACHE", "--verify", "--no-progress"), "verify: ok"),
-        (("inspect", "CACHE", "--json"), '"key"'),
-        (("inspect", "CONFIG", "--set", "audio.features=log_mel"), "planted"),
-        (("key", "CONFIG", "--set", "audio.features=log_mel"), "(sealed)"),
-        (("key", "configs/demo_speech.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
-        (("key", "configs/demo_vision.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
-        (("key", "configs/demo_any.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
-        (("lint", "--explain-checks"), "silent (error)"),
-    ],
+COMMANDS = (
+    (("--version",), "forebay "),
+    (("--help",), "COMMAND"),
+    (("cache", "--help"), "ACTION"),
+    (("inspect", "CACHE"), "planted"),
+    (("inspect", "CACHE", "--sample", "0"), "not decoded: a cache does not hold its tokenizer"),
+    (("inspect", "CACHE", "--verify", "--no-progress"), "verify: ok"),
+    (("inspect", "CACHE", "--json"), '"key"'),
+    (("inspect", "CONFIG", "--set", "audio.features=log_mel"), "planted"),
+    (("key", "CONFIG", "--set", "audio.features=log_mel"), "(sealed)"),
+    (("key", "configs/demo_speech.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
+    (("key", "configs/demo_vision.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
+    (("key", "configs/demo_any.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
+    (("lint", "--explain-checks"), "silent (error)"),
+    (("key", "CONFIG", "--cache-root", "NOWHERE", "--json"), '"key": "'),
+    (("cache", "subset", "CACHE", "--where", "duration_s > 1", "--out", "NOWHERE/part", "--no-progress"), "part"),
+    (("inspect", "NOWHERE/part", "--export", "NOWHERE/rows.parquet"), "rows.parquet"),
 )
-def test_a_command_needs_no_training_packages(
-    without: Path, cache: Path, tmp_path: Path, arguments: tuple[str, ...], says: str
-) -> None:
-    places = {"CACHE": cache, "CONFIG": cache.parents[1] / "config.toml", "NOWHERE": tmp_path / "caches"}
-    result = forebay(without, *(places.get(part, part) for part in arguments))
+ONE_PROCESS = """
+import sys
+from forebay import cli
+for arguments in %r:
+    print("\\0", end="")
+    try:
+        code = cli.main([*arguments])
+    except SystemExit as end:
+        code = end.code
+    print("\\0", code, end="")
+"""
+
+
+def test_commands_need_no_training_packages(without: Path, cache: Path, tmp_path: Path) -> None:
+    """All of them in one process: what one of them loads is no package that is missing."""
+    places = {"CACHE": str(cache), "CONFIG": str(cache.parents[1] / "config.toml"), "NOWHERE": str(tmp_path)}
+    asked = [[re.sub("^[A-Z]+", lambda m: places.get(m[0], m[0]), part) for part in words] for words, _ in COMMANDS]
+    result = forebay(without, ONE_PROCESS % asked, is_code=True)
     assert (result.returncode, result.stderr) == (0, "")
-    assert says in result.stdout
+    outs, codes = result.stdout.split("\0")[1::2], result.stdout.split("\0")[2::2]
+    assert [code.strip() for code in codes] == ["0"] * len(COMMANDS)
+    for out, (words, says) in zip(outs, COMMANDS, strict=True):
+        assert says in out, words
+    assert (tmp_path / "rows.parquet").stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -129,23 +146,6 @@ def test_a_look_imports_nothing_that_takes_long(
     assert not {"pandas", "pyarrow.dataset", *HEAVY, *others}.intersection(names)
 
 
-def test_the_key_of_raw_data_needs_no_training_packages(without: Path, cache: Path, tmp_path: Path) -> None:
-    result = forebay(without, "key", cache.parents[1] / "config.toml", "--cache-root", tmp_path, "--json")
-    assert result.returncode == 0, result.stderr
-    assert len(json.loads(result.stdout)["key"]) == 64
-
-
-def test_a_cache_is_subset_and_its_table_written_without_training_packages(
-    without: Path, cache: Path, tmp_path: Path
-) -> None:
-    where = ("--where", "duration_s > 1", "--out", tmp_path / "part", "--no-progress")
-    result = forebay(without, "cache", "subset", cache, *where)
-    assert result.returncode == 0, result.stderr
-    result = forebay(without, "inspect", tmp_path / "part", "--export", tmp_path / "rows.parquet")
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "rows.parquet").stat().st_size
-
-
 def test_the_package_reads_a_cache_without_torch(without: Path, cache: Path) -> None:
     code = (
         f"import forebay; cache = forebay.open_cache({str(cache)!r}); cache.samples; print(len(cache), *cache.read(0))"
@@ -171,6 +171,6 @@ def test_a_cache_is_planned_and_loaded_beside_reading_s_packages_alone(cache: Pa
     config = str(cache.parents[1] / "config.toml")
     blocked = forebay(blocking(tmp_path, *TRAINING, *BUILDING), READ % config, is_code=True)
     assert (blocked.returncode, blocked.stderr) == (0, "")
-    everything = forebay(ROOT, READ % config, is_code=True)
+    everything = python("-c", READ % config)
     assert blocked.stdout == everything.stdout
     assert blocked.stdout.startswith("3 ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import io
 import logging
@@ -76,11 +77,11 @@ class Bucket:
 
     def put(self, key: str, data: bytes) -> None:
         """Puts one object, whole."""
-        obstore.put(self.store(), key, data, use_multipart=False)
+        obstore.put(_kept_store(self), key, data, use_multipart=False)
 
     def put_all(self, objects: Iterable[tuple[str, bytes]]) -> None:
         """Puts many objects over one connection."""
-        store = self.store()
+        store = _kept_store(self)
         for key, data in objects:
             obstore.put(store, key, data, use_multipart=False)
 
@@ -91,11 +92,16 @@ class Bucket:
 
     def get(self, key: str) -> bytes:
         """Returns the object's bytes."""
-        return bytes(obstore.get(self.store(), key).bytes())
+        return bytes(obstore.get(_kept_store(self), key).bytes())
 
     def names(self, prefix: str | None = None) -> list[str]:
         """Returns the keys under `prefix`, sorted."""
-        return sorted(meta["path"] for page in obstore.list(self.store(), prefix) for meta in page)
+        return sorted(meta["path"] for page in obstore.list(_kept_store(self), prefix) for meta in page)
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_store(bucket: Bucket) -> S3Store:
+    return bucket.store()
 
 
 class _OneAtATime:
@@ -127,6 +133,7 @@ class ObjectServer:
 
     def __enter__(self) -> ObjectServer:
         # The import takes 0.6 s, so that whoever imports this module without a server does not pay for it.
+        from moto import backends
         from moto.server import ThreadedMotoServer
 
         if not _ONE_A_PROCESS.acquire(blocking=False):
@@ -134,6 +141,8 @@ class ObjectServer:
                 "moto keeps one state a process, and this process has an ObjectServer already; end it first"
             )
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # one line a request
+        services = tuple(backends.list_of_moto_modules())  # moto lists its folder twice a request, half of its time
+        backends.list_of_moto_modules = lambda: services
         self._moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._moto.start()
         assert self._moto._server is not None

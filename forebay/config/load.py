@@ -120,7 +120,7 @@ def _no_config(path: Path, why: str = "") -> str:
 
 def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None = None) -> Config:
     """Returns the config of a parsed document. path: names it, and anchors relative paths. check: see `read_config`."""
-    from pydantic import TypeAdapter, ValidationError  # not at import: opening a cache must not load pydantic
+    from pydantic import ValidationError  # not at import: opening a cache must not load pydantic
 
     if "path" in document:
         raise ConfigError(f"{path}: unknown field path", code="FB101")
@@ -131,7 +131,7 @@ def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None
     try:
         # As JSON: for a dataclass in strict mode pydantic wants an instance in Python, and a list is no tuple there.
         whole = {**{name: _with_settings(name, values) for name, values in document.items()}, "path": str(path)}
-        config = TypeAdapter(Config).validate_json(json.dumps(whole), strict=True)
+        config = _adapter(Config).validate_json(json.dumps(whole), strict=True)
     except ValidationError as err:
         found = [*map(_describe, err.errors()), *found]
         cause = err
@@ -141,9 +141,20 @@ def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None
     return resolved
 
 
+@functools.cache
+def _adapter(owner: type) -> Any:
+    """Returns pydantic's checker of a section; making that of the whole config takes longer than reading a file."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(owner)
+
+
+_hints = functools.cache(get_type_hints)
+
+
 def read_remote(overrides: Sequence[str] = ()) -> RemoteConfig:
     """Returns the `[remote]` of overrides alone, for a URL without a config; ConfigError for any other setting."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     document: dict[str, Any] = {}
     for override in overrides:
@@ -152,7 +163,7 @@ def read_remote(overrides: Sequence[str] = ()) -> RemoteConfig:
         raise ConfigError(f"--set {foreign[0]}: without a config only remote.NAME=VALUE says something", code="FB110")
     found: list[str] = []
     try:
-        settings = TypeAdapter(RemoteConfig).validate_json(json.dumps(document.get("remote", {})), strict=True)
+        settings = _adapter(RemoteConfig).validate_json(json.dumps(document.get("remote", {})), strict=True)
     except ValidationError as err:
         found = [_describe({**each, "loc": ("remote", *each["loc"])}) for each in err.errors()]
         refuse("--set", found, err)
@@ -178,7 +189,7 @@ def code_of(problems: Sequence[str]) -> str:
 
 def _with_settings(section: str, values: Any) -> Any:
     """Returns the values of a section of a step with all that the section itself does not know as `settings`."""
-    owners = _dataclasses_in(get_type_hints(Config).get(section)) if isinstance(values, Mapping) else []
+    owners = _dataclasses_in(_hints(Config).get(section)) if isinstance(values, Mapping) else []
     known = set(_names(owners[0])) if owners else set()
     if "settings" not in known:
         return values
@@ -278,7 +289,7 @@ def _locate(place: Sequence[str | int]) -> tuple[list[str], Any]:
         elif options:
             owner = options[0]
             names.append(part)
-            hint = get_type_hints(owner).get(part)
+            hint = _hints(owner).get(part)
             options, is_open = _dataclasses_in(hint), "dict[" in str(hint)
         elif is_open:
             names.append(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import json
 from collections import ChainMap
@@ -211,7 +212,8 @@ def _load(entry: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _settings(cls: type[Step]) -> dict[str, Any]:
+@functools.cache
+def _settings(cls: type[Step]) -> Mapping[str, Any]:
     """Returns the types of the fields that a config may set."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init and f.name not in {*cls.given, "version"}}

@@ -53,9 +53,11 @@ def main(folder: str) -> None:
 
 
 def _load() -> None:
+    gc.disable()  # there is no garbage yet, and looking for it takes a fifth of the time
     for name in _LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.enable()
     gc.collect()
     gc.freeze()
 
