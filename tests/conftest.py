@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from forebay.progress import Progress
-from tests.warm.worker import warm_workers
+from tests.warm.worker import is_cold, no_fsync, warm_workers
 
 # Every run draws anew: what `make test` leaves out in one run comes in another. `make test-wide` draws more at once.
 _ALWAYS = settings(deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow])
@@ -43,9 +44,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _workers_start_warm() -> Iterator[None]:
-    """Workers of builds are processes of their own that have transformers loaded: else that is most of their time."""
+    """Workers of builds are processes of their own that have transformers loaded: else that is most of their time.
+
+    No disk is waited for either, unless all is as a user has it (`tests.warm`).
+    """
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("forebay.preprocess.pool.subprocess", warm_workers())
+        if not is_cold():
+            monkeypatch.setattr(os, "fsync", no_fsync)
         yield
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import difflib
 import errno
+import functools
 import gc
 import logging
 import os
@@ -55,6 +57,7 @@ def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
     require_module("shtab", "completion", what="forebay completion")
     import shtab
 
+    parser = copy.deepcopy(parser)
     for action in parser._actions:  # the list of commands is hidden, since `--help` has them in groups
         action.help = None if action.help is argparse.SUPPRESS else action.help
     print(shtab.complete(parser, shell))
@@ -238,8 +241,9 @@ _ACTIONS = "push pull warm merge subset ls du rm prune diff verify"
 """The commands `forebay cache ACTION`."""
 
 
+@functools.cache
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands."""
+    """Returns the parser of all commands, made once a process; nobody changes it."""
     usage = "forebay [-h] [--version] COMMAND ..."
     parser = _Parser(prog="forebay", usage=usage, description=_ABOUT, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")

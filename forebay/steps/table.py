@@ -7,7 +7,7 @@ import functools
 import importlib
 import json
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -212,10 +212,12 @@ def _load(entry: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-@functools.cache
-def _settings(cls: type[Step]) -> Mapping[str, Any]:
+_hints = cast("Callable[[Any], dict[str, Any]]", functools.cache(get_type_hints))  # mypy: a step has no hash
+
+
+def _settings(cls: type[Step]) -> dict[str, Any]:
     """Returns the types of the fields that a config may set."""
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init and f.name not in {*cls.given, "version"}}
 
 

@@ -47,6 +47,7 @@ def main(folder: str) -> None:
     _load()
     worker.within.append(Path(folder))
     vars(sys.modules["forebay.preprocess.pool"])["subprocess"] = worker.warm_workers()
+    os.fsync = worker.no_fsync  # type: ignore[assignment]
     asked = _serve(Path(folder))
     _become(asked)
     _end_as(asked["words"])

@@ -75,7 +75,7 @@ def test_no_greedy_packer_with_the_same_promise_needs_fewer_packs(
 @pytest.mark.parametrize("name", sorted(LENGTHS))
 @pytest.mark.parametrize("buffer_size", BUFFERS)
 def test_packs_of_any_buffer_are_as_full_as_greedy_ones(name: str, buffer_size: int) -> None:
-    tokens = LENGTHS[name](12_000)
+    tokens = LENGTHS[name](6000)
     plan = made(tokens, buffer_size)
     greedy = [largest_first(tokens, seq_len=SEQ_LEN, buffer_size=buffer_size), next_fit(tokens)]
     if buffer_size >= 16:  # a packer with open packs holds more samples than are in sight here

@@ -19,7 +19,7 @@ from tests.preprocess.here_pool import build_here
 ROOT = Path(__file__).parents[3]
 NUM_SAMPLES = 12
 MAX_TOKENS = 24
-NUM_LESSONS = 80
+NUM_LESSONS = 50
 
 _SOURCE = """
 [source]
@@ -83,7 +83,7 @@ def make_demo(folder: Path, family: str, *, is_taught: bool = True) -> Config:
     """Seals the cache of `NUM_SAMPLES` recordings in `folder` and makes a model that has nearly learnt their texts.
 
     So texts differ, most of them end by themselves, and the best token leads by more than rounding. is_taught: it costs
-    7 s of CPU; a model that is not has random weights.
+    4 s of CPU; a model that is not has random weights.
     """
     config = demo_config(folder, family)
     build_here(config)
@@ -106,7 +106,7 @@ def _teach(model: Any, source: SampleSource) -> None:
         with torch.no_grad():
             encoded = model.get_encoder()(batch.pop("input_features"))
         batch["encoder_outputs"] = encoded
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     model.train()
     for _ in range(NUM_LESSONS):
         loss = model(**batch).loss
