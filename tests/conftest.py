@@ -39,7 +39,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,8 +65,9 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def _levels_of_the_commands() -> Iterator[None]:
     """The commands set levels of the process's loggers; a test must not see those of the test before it."""
     yield
-    for name in ("forebay", "forebay.train"):
-        logging.getLogger(name).setLevel(logging.NOTSET)
+    for logger in map(logging.getLogger, ("forebay", "forebay.train")):
+        if logger.level != logging.NOTSET:  # setting a level goes through all loggers of the process
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture
