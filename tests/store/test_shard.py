@@ -237,6 +237,7 @@ def test_names_that_are_not_utf8_keep_their_bytes(tmp_path: Path) -> None:
         ("features", np.zeros(3, np.float16)),
         ("waveform", [1, 2]),
         ("num_audio_samples", 1.0),
+        ("sample_id", b"x"),
     ],
 )
 def test_another_dtype_or_shape_is_refused_by_field(tmp_path: Path, name: str, value: Any) -> None:
