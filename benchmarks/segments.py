@@ -83,12 +83,10 @@ _MEMORY = """
 import resource, sys
 from pathlib import Path
 from benchmarks.segments import features, segments
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-path, count = Path(sys.argv[1]), int(sys.argv[2])
-features(segments(path, min(count, 40)))
-before = peak()
-features(segments(path, count))
-print((peak() - before) / 1024)
+features(segments(Path(sys.argv[1]), 1))  # what it imports
+resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+features(segments(Path(sys.argv[1]), int(sys.argv[2])))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - resident / 2**20)
 """
 
 
