@@ -56,6 +56,7 @@ from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.group import Read, Values
 from forebay.preprocess.groups import GROUPS
+from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
@@ -107,6 +108,23 @@ class FreeAudio(AudioItems):
         return {}
 
 
+class FreeImages(ImageItems):
+    """Images that cost nothing: none is read."""
+
+    __slots__ = ()
+
+    def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:  # noqa: ARG002
+        """Yields no patches."""
+        specs = self.form.fields()
+        made = {spec.name: np.zeros((0, *spec.shape), spec.numpy_dtype) for spec in specs}
+        for name in rows["hash"].to_pylist():
+            yield {"image_hash": name, **made}
+
+    def probe(self) -> str:
+        """Returns no digest of anything."""
+        return "free images"
+
+
 class FreeText(TextItems):
     """Texts that cost nothing: no token is made."""
 
@@ -115,8 +133,10 @@ class FreeText(TextItems):
     def samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
         """Yields two tokens a row."""
         tokens = {"input_ids": np.zeros(2, np.int32), "label_mask": np.ones(2, np.uint8)}
-        for row in rows.select(["sample_id", "text", "language", "file"]).to_pylist():
-            yield {**row, "prompt": "", "source": names[row.pop("file")], **tokens}
+        table = {field.name: "" for field in self.fields() if field.role == "table"}
+        wanted = [name for name in rows.column_names if name in (*table, "file")]
+        for row in rows.select(wanted).to_pylist():
+            yield {**table, **row, "source": names[row.pop("file")], **tokens}
 
     def probe(self, told: Sequence[Any]) -> str:  # noqa: ARG002
         """Returns no digest of anything."""
@@ -131,7 +151,7 @@ class FreeText(TextItems):
 def free() -> Iterator[None]:
     """Builds make samples that cost nothing, until the block ends."""
     with (
-        mock.patch.dict(GROUPS, {"audio": FreeAudio.of}),  # type: ignore[arg-type]  # it is a dict
+        mock.patch.dict(GROUPS, {"audio": FreeAudio.of, "image": FreeImages.of}),  # type: ignore[arg-type]  # it is a dict
         mock.patch("forebay.preprocess.groups.TextItems", FreeText),
     ):
         yield

@@ -92,15 +92,7 @@ class Memo:
 
     def add_file(self, path: Path) -> None:
         """Adds the entries of a memo file; one that is missing or damaged adds none, which costs time only."""
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return
-        body = memoryview(data)[16:]
-        if len(data) < 16 or len(body) % _RECORD.itemsize or xxhash.xxh3_128_digest(body) != data[:16]:
-            logger.warning("ignoring damaged memo %s; files will be hashed again", path)
-            return
-        self._add(np.frombuffer(body, _RECORD))
+        self._add(records_in(path, _RECORD))
 
     def known(self, path: Path) -> str | None:
         """Returns the hash of a file as it is now; None where it has to be read, OSError where it is absent."""
@@ -211,6 +203,19 @@ class Memo:
             self._saved = stat_now(self.path)
         except OSError as err:
             logger.info("hashes are not kept: %s: %s", self.path, err.strerror)
+
+
+def records_in(path: Path, kind: np.dtype[Any]) -> Array:
+    """Returns the records of a file that begins with their xxh3-128; none of one that is missing or damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return np.zeros(0, kind)
+    body = memoryview(data)[16:]
+    if len(data) < 16 or len(body) % kind.itemsize or xxhash.xxh3_128_digest(body) != data[:16]:
+        logger.warning("ignoring damaged memo %s; what it held is found again", path)
+        return np.zeros(0, kind)
+    return np.frombuffer(body, kind)
 
 
 def hexes(digests: Array) -> list[str]:
