@@ -60,10 +60,12 @@ def resolve(config: Config, memo: Memo, map_: Map, *, recipe: Recipe) -> Listing
     changing while it is read.
     """
     from forebay.preprocess.groups import Groups, Listing
+    from forebay.rows.columns_aside import free_memory
 
     groups = Groups.of(config, recipe)
     manifest = _hashed_manifest(config, memo, map_, groups=groups)
     key = cache_key(recipe.key, _digests(manifest))
+    free_memory()
     return Listing(groups=groups.keeping(manifest.rows), manifest=manifest, key=key)
 
 
