@@ -316,8 +316,9 @@ class Run:
         finished = self.workspace.finished(
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
-        memo = self.memo.dump(self.listing.files.paths, stats=stats)
+        memo = self.memo.dump(self.listing.files.each_path(), stats=stats)
         rows = read_rows(self.listing, finished)
+        free_memory()
         self.failures += rows.failures
         failures = [*(f for receipt in self.workspace.receipts.values() for f in receipt.failures), *rows.failures]
         messages = {(f.sample_id, f.reason): shown(f.message) for f in failures}

@@ -29,8 +29,7 @@ from forebay.steps.recipe import Recipe
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import FORMAT_VERSION, TEXT, Array, Constants, FieldSpec, Group
-from forebay.store.memo import SIZE
-from forebay.store.source_files import SourceFile, StoredSource
+from forebay.store.source_files import SourceFile, StoredSources
 
 GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
 """What makes the items of a group, by the group's name in a recipe."""
@@ -151,7 +150,7 @@ class Groups:
         """
         made = {**self.recipe.by_name, TEXT: self.text.steps}
         steps = {name: [step.identity() for step in group.steps] for name, group in made.items()}
-        names, hashes = listing.files.all_names, listing.files.hashes
+        names, hashes = listing.files.each_name(), listing.files.each_hash()
         size = self.shard_rows(rows_per_shard)
         for group in self.items:
             items = listing.items[group.name]
@@ -310,9 +309,6 @@ class Listing:
             for group in self.groups.items
         }
 
-    def sources(self) -> Iterator[StoredSource]:
-        """Yields the files as the sealed cache remembers them."""
-        for files in self.files.blocks():
-            sizes = np.where(files.has_stat, files.stats[:, SIZE], -1)
-            numbers = (files.entries.tolist(), files.is_listed.tolist())
-            yield from map(StoredSource, files.all_names, *numbers, files.hashes, sizes.tolist())
+    def sources(self) -> StoredSources:
+        """Returns the files as the sealed cache remembers them."""
+        return self.files.stored()

@@ -24,7 +24,7 @@ from forebay.store.layout import BUILDING, Array
 
 HELD_BYTES = 4 << 20
 """Texts of a piece, or columns of a listing, that are held as they are."""
-BLOCK_ROWS = 65_536
+BLOCK_ROWS = 16_384
 """Rows that are worked on at once."""
 _TEXT_ROWS = 4096
 _TEXT = pa.large_string()

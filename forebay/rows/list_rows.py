@@ -166,14 +166,15 @@ def locate_tasks(manifest: Manifest, listing: RowListing) -> Iterator[LocateTask
         most = source.max_samples if source.max_samples is not None and is_remote(source) else ROWS_PER_TASK
         step = len(rows) if kind.in_tars else min(most, ROWS_PER_TASK)
         cuts = _cuts(manifest.rows["group"].to_numpy(), step)
-    paths = SourceFiles.of(manifest.files).paths
+    files = SourceFiles.of(manifest.files)
     for group, start, stop in cuts:
         part = rows.slice(start, stop - start)
-        numbers = np.unique([group, *part["file"].to_pylist()]).tolist()
+        numbers = np.unique(np.append(part["file"].to_numpy(), np.int32(group)))
         yield LocateTask(
             group=group,
-            name=shown_name(manifest.files[group]),
-            paths={number: paths[number] for number in numbers},
+            name=shown_name(files[group]),
+            numbers=tuple(numbers.tolist()),
+            files=files.take(numbers).written_paths(),
             rows=part,
             cache_root=listing.cache_root,
             column=source.columns.media,
