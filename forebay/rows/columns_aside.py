@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import itertools
 import mmap
+import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,28 +30,43 @@ BLOCK_ROWS = 16_384
 _TEXT_ROWS = 4096
 _TEXT = pa.large_string()
 _SCHEMA = pa.schema([pa.field("text", _TEXT)])
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Numbers of `mallopt` (malloc.h of glibc)."""
 _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
 def one_heap() -> Iterator[None]:
-    """Lets arrow allocate as Python does, by malloc: what one has freed the other uses, and `free_memory` gives back.
+    """Lets arrow allocate as Python does, by malloc: what one has freed the other uses, and large blocks go at once.
 
-    Arrow's own pool keeps what its threads have freed.
+    Arrow's own pool keeps what its threads have freed. Malloc keeps freed blocks of up to 32 MiB, once such a block was
+    freed; it does so again afterwards, since a training step takes the same blocks again and again.
     """
     before = pa.default_memory_pool()
+    if before.backend_name == "system":  # a build lists too
+        yield
+        return
     pa.set_memory_pool(pa.system_memory_pool())
+    _malloc("mallopt", _MMAP_THRESHOLD, 128 << 10)
     try:
         yield
     finally:
         pa.set_memory_pool(before)
+        _malloc("mallopt", _MMAP_THRESHOLD, 32 << 20)
+        _malloc("mallopt", _TRIM_THRESHOLD, 64 << 20)
 
 
 def free_memory() -> None:
     """Gives back what this process does not use: pages of columns aside, and what malloc keeps."""
     drop_pages()
-    with contextlib.suppress(AttributeError, OSError):  # another libc than glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    _malloc("malloc_trim", 0)
+
+
+def _malloc(name: str, *values: int) -> None:
+    """Calls a function of glibc's malloc; other libraries have none of them, or other ones."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        if os.confstr("CS_GNU_LIBC_VERSION"):
+            getattr(ctypes.CDLL(None), name)(*values)
 
 
 def drop_pages() -> None:
@@ -135,7 +151,7 @@ def gathered(parts: Sequence[pa.ChunkedArray], places: Array, cache_root: str) -
             taken = [whole[n].take(pa.array(block[owner == n] - bases[n])) for n in np.unique(owner).tolist()]
             back = np.argsort(np.argsort(owner, kind="stable"), kind="stable")
             yield pa.concat_arrays(taken).take(pa.array(back))
-            if number % 16 == 0:
+            if number % 4 == 0:
                 drop_pages()
 
     return TextsAside.of(blocks(), cache_root).column()
