@@ -317,6 +317,7 @@ class Run:
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
         memo = self.memo.dump(self.listing.files.each_path(), stats=stats)
+        del stats
         rows = read_rows(self.listing, finished)
         free_memory()
         self.failures += rows.failures

@@ -23,7 +23,7 @@ from forebay.config.remote import is_url
 from forebay.errors import BuildError, ManifestError
 from forebay.rows.columns_aside import BLOCK_ROWS
 from forebay.rows.source_table import SourceFiles
-from forebay.rows.string_index import StringIndex, hashes_of
+from forebay.rows.string_index import StringIndex, first_rows, hashes_of
 from forebay.store.layout import Array
 from forebay.store.memo import Hashed, Hashing, Memo, Stat, anywhere, hash_now, hexes, stats_of
 from forebay.store.remote.raw.origin import forget
@@ -189,10 +189,9 @@ def manifest_files(source: SourceConfig, *, meaning: str = "recordings") -> Sour
         for each in entries
     ]
     files = SourceFiles.joined(parts)
-    paths = files.written_paths().dictionary_encode()
-    if len(paths.dictionary) < len(files):
-        counts = np.bincount(paths.indices.to_numpy())
-        twice = os.fsdecode(paths.dictionary[int(np.flatnonzero(counts > 1)[0])].as_py())
+    first = first_rows(files.written_paths())
+    if len(again := np.flatnonzero(first != np.arange(len(files)))):
+        twice = files[int(first[again].min())].path
         raise ManifestError(f"source.manifest names {twice} twice; name it once")
     require_confined(files, source)
     return stamped(files)

@@ -209,6 +209,13 @@ class SourceFiles(Sequence[SourceFile]):
         """All names as `shown_name` has them."""
         return [name.decode("utf-8", "backslashreplace") for name in self.names.to_pylist()]
 
+    def shown(self) -> pa.Array:
+        """Returns all names as `shown_name` has them, as arrow's strings."""
+        try:
+            return self.names.cast(pa.large_string())
+        except pa.ArrowInvalid:  # a name that is not UTF-8
+            return pa.array(self.shown_names, pa.large_string())
+
     @property
     def hashes(self) -> list[str]:
         """All hashes, as `SourceFile.xxh3_128`."""
