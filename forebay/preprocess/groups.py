@@ -20,6 +20,7 @@ from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.group import Cut, ItemGroup, Items, Read, Values, cut_rows, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.text_group import NAMES, TOLD, TextItems
+from forebay.rows.columns_aside import drop_pages
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader, sparse_files
@@ -157,10 +158,12 @@ class Groups:
             for index, (start, stop) in enumerate(_shards(items.table, items.group, rows_per_shard=size)):
                 content = group.content(items.table.slice(start, stop - start), hashes)
                 key = _key(group.name, steps, probe, content)
+                drop_pages()
                 yield Cut(group=group.name, index=index, start=start, stop=stop, key=key)
         groups = listing.rows["group"].to_numpy()
         for index, (start, stop) in enumerate(_shards(listing.rows, groups, rows_per_shard=size)):
             content = self.text.content(self._text_rows(listing, start, stop), names)
+            drop_pages()
             yield Cut(group=TEXT, index=index, start=start, stop=stop, key=_key(TEXT, steps, probe, content))
 
     def task_rows(self, listing: Listing, cut: Cut) -> tuple[SourceFiles, pa.Table]:

@@ -96,6 +96,7 @@ def _write(blocks: Iterable[pa.Table], schema: pa.Schema, cache_root: str) -> Pa
     with file, pa.ipc.new_file(file, schema) as writer:
         for block in blocks:
             writer.write_table(block)
+            drop_pages()
     return path
 
 
@@ -145,13 +146,11 @@ def gathered(parts: Sequence[pa.ChunkedArray], places: Array, cache_root: str) -
     bases = np.cumsum([0, *map(len, whole)])
 
     def blocks() -> Iterator[Any]:
-        for number, start in enumerate(range(0, len(places), _TEXT_ROWS)):
+        for start in range(0, len(places), _TEXT_ROWS):
             block = places[start : start + _TEXT_ROWS]
             owner = np.searchsorted(bases, block, side="right") - 1
             taken = [whole[n].take(pa.array(block[owner == n] - bases[n])) for n in np.unique(owner).tolist()]
             back = np.argsort(np.argsort(owner, kind="stable"), kind="stable")
             yield pa.concat_arrays(taken).take(pa.array(back))
-            if number % 4 == 0:
-                drop_pages()
 
     return TextsAside.of(blocks(), cache_root).column()

@@ -81,7 +81,8 @@ class Sealed:
     @property
     def sources_sum(self) -> str | None:
         """The xxh3-128 of the list of its sources, as metadata.json has it."""
-        return self.metadata["files"].get(SOURCES_NAME, {}).get("xxh3_128")
+        found = self.metadata["files"].get(SOURCES_NAME)
+        return None if found is None else str(found["xxh3_128"])
 
     def sources(self) -> StoredSources:
         """Returns the files it was made of. Raises CacheCorruptError where their list is not what was sealed."""

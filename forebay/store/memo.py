@@ -15,6 +15,7 @@ Its time says when the use began, to the hour. Notes decide nothing about values
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -164,7 +165,7 @@ class Memo:
             self._save()
         return stats, digests
 
-    def dump(self, paths: Sequence[AnyPath] | None = None, *, stats: Array | None = None) -> bytearray:
+    def dump(self, paths: Sequence[AnyPath] | None = None, *, stats: Array | None = None) -> bytes:
         """Returns the memo file of all entries, or of those that describe these paths as they are now.
 
         stats: as they are now, where somebody has just looked; zeros of what is not there.
@@ -177,11 +178,15 @@ class Memo:
             at, is_known = self._find(np.concatenate([stats[is_there], np.array(twins, np.int64).reshape(-1, 5)]))
             order = np.unique(at[is_known])
         order = order[np.lexsort([self._records["stat"][order, column] for column in (4, 3, 2, 1, 0)])]
-        data = bytearray(16)
+        buffer, state = io.BytesIO(bytes(16)), xxhash.xxh3_128()
+        buffer.seek(16)
         for start in range(0, len(order), _LOOKED_UP):
-            data += self._records[order[start : start + _LOOKED_UP]].tobytes()
-        data[:16] = xxhash.xxh3_128_digest(memoryview(data)[16:])
-        return data
+            block = self._records[order[start : start + _LOOKED_UP]].tobytes()
+            state.update(block)
+            buffer.write(block)
+        buffer.seek(0)
+        buffer.write(state.digest())
+        return buffer.getvalue()
 
     def _find(self, stats: Array) -> tuple[Array, Array]:
         """Returns where the entries of stats are, int64 [stats], and bool [stats], whether there are any."""
