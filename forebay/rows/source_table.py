@@ -20,6 +20,8 @@ from forebay.store.source_files import SourceFile, StoredSources, below
 
 _NAME = pa.large_binary()
 _DIGEST_BYTES = 16
+_IN_CHUNK = 1 << 19
+"""Names that one array of arrow with 32-bit offsets holds, however long they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +163,10 @@ class SourceFiles(Sequence[SourceFile]):
         ends = np.cumsum(np.append(0, self.is_hashed * np.int32(2 * _DIGEST_BYTES)), dtype=np.int32)
         hashes = pa.Array.from_buffers(pa.string(), len(self), [None, pa.py_buffer(ends), pa.py_buffer(digits)])
         sizes = np.where(self.has_stat, self.stats[:, SIZE], -1)
-        return StoredSources.of_columns(self.names.cast(pa.binary()), self.entries, self.is_listed, hashes, sizes)
+        names = pa.chunked_array(
+            [self.names.slice(at, _IN_CHUNK).cast(pa.binary()) for at in range(0, len(self), _IN_CHUNK)], pa.binary()
+        )
+        return StoredSources.of_columns(names, self.entries, self.is_listed, hashes, sizes)
 
     def with_digests(self, numbers: Array, digests: Array) -> SourceFiles:
         """Returns the files with the hashes of some of them."""

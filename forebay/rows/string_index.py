@@ -28,14 +28,16 @@ def hashes_of(strings: Any) -> Array:
 
 def first_rows(strings: Any) -> Array:
     """Returns the position of the first row with the same string, for every row. strings: see `hashes_of`."""
-    rows, first = np.arange(len(strings)), np.arange(len(strings))
     hashes = hashes_of(strings)
+    hashes_sorted = np.sort(hashes)
+    if not (hashes_sorted[1:] == hashes_sorted[:-1]).any():
+        return np.arange(len(strings))
+    del hashes_sorted
     order = np.argsort(hashes, kind="stable")
-    is_new = np.append([True], hashes[order][1:] != hashes[order][:-1])[: len(order)]
-    if is_new.all():
-        return first
+    is_new = np.append([True], hashes[order[1:]] != hashes[order[:-1]])
+    first = np.empty(len(order), np.int64)
     first[order] = order[is_new][np.cumsum(is_new) - 1]
-    again = np.flatnonzero(first != rows)
+    again = np.flatnonzero(first != np.arange(len(first)))
     if pc.all(pc.equal(strings.take(pa.array(again)), strings.take(pa.array(first[again])))).as_py():
         return first
     encoded = pa.chunked_array(strings).combine_chunks().dictionary_encode()  # two strings have the same bits

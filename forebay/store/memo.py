@@ -192,12 +192,16 @@ class Memo:
         """Returns where the entries of stats are, int64 [stats], and bool [stats], whether there are any."""
         if not len(self._records):
             return np.zeros(len(stats), np.int64), np.zeros(len(stats), bool)
-        wanted = anywhere(stats)
-        places = _mixed(wanted)
-        sorted_at = np.minimum(np.searchsorted(self._places, places), len(self._places) - 1)
-        at = self._order[sorted_at]
-        is_same_file = (anywhere(self._records["stat"][at]) == wanted).all(axis=1)
-        return at, (self._places[sorted_at] == places) & is_same_file
+        at, is_known = np.zeros(len(stats), np.int64), np.zeros(len(stats), bool)
+        for start in range(0, len(stats), _LOOKED_UP):
+            block = slice(start, start + _LOOKED_UP)
+            wanted = anywhere(stats[block])
+            places = _mixed(wanted)
+            sorted_at = np.minimum(np.searchsorted(self._places, places), len(self._places) - 1)
+            at[block] = self._order[sorted_at]
+            is_same_file = (anywhere(self._records["stat"][at[block]]) == wanted).all(axis=1)
+            is_known[block] = (self._places[sorted_at] == places) & is_same_file
+        return at, is_known
 
     def _add(self, records: Array) -> None:
         """Takes entries in; of two of one file the later counts, and of two as late the one that was there before."""

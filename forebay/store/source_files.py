@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
 _BLOCK = 4096
+_MOST_BYTES = 1 << 31
+"""Bytes of the texts that one array of arrow holds under 32-bit offsets."""
 _DICT = "dataset_dict.json"
 _OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet|text_index/[0-9a-f]{32}\.lines")
 _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
@@ -235,9 +237,7 @@ class StoredSources(Sequence[StoredSource]):
 
         kinds = [pa.type_for_alias(kind) for kind in _COLUMNS.values()]
         schema = pa.schema(zip(_COLUMNS, kinds, strict=True))
-        made = (pa.Array, pa.ChunkedArray)
-        found = [c if isinstance(c, made) else pa.array(c, k) for c, k in zip(columns, kinds, strict=True)]
-        return cls(pa.table(found, schema=schema))
+        return cls(pa.table([_arrow(c, k) for c, k in zip(columns, kinds, strict=True)], schema=schema))
 
     def __len__(self) -> int:
         return len(self.table)
@@ -249,7 +249,11 @@ class StoredSources(Sequence[StoredSource]):
     def __getitem__(self, at: int | slice) -> StoredSource | StoredSources:
         places = range(len(self))[at]
         if isinstance(places, range):
-            return type(self)(self.table.take(list(places)))
+            return (
+                type(self)(self.table.slice(places.start, len(places)))
+                if places.step == 1
+                else self.of(map(self.__getitem__, places))
+            )
         name, *others = (column[places].as_py() for column in self.table.columns)
         return StoredSource(os.fsdecode(name), *others)
 
@@ -265,24 +269,58 @@ class StoredSources(Sequence[StoredSource]):
 
     def numbers(self, name: str) -> Array:
         """Returns a column of numbers, [sources]."""
-        return np.asarray(self.table[name])
+        return _numbers(self.table[name])
 
     @property
     def is_hashed(self) -> Array:
         """Whether a source has a hash, bool [sources]: `ABSENT` is none."""
         import pyarrow.compute as pc
 
-        return np.asarray(pc.not_equal(self.table["xxh3_128"], ABSENT))
+        return _numbers(pc.not_equal(self.table["xxh3_128"], ABSENT))
 
     def where(self, chosen: Array) -> StoredSources:
         """Returns those that are chosen. chosen: bool [sources]."""
         import pyarrow as pa
 
-        return self if chosen.all() else type(self)(self.table.filter(pa.array(chosen)))
+        return self if chosen.all() else type(self)(self.table.filter(_arrow(chosen, pa.bool_())))
 
     def names_at(self, chosen: Array) -> list[str]:
         """Returns the names of those that are chosen. chosen: bool [sources]."""
         return [os.fsdecode(name) for name in self.where(chosen).table["name"].to_pylist()]
+
+
+def chunks_of(column: Any) -> list[Any]:
+    """Returns the chunks of a column of arrow's, one if it is an array."""
+    return getattr(column, "chunks", [column])
+
+
+def _arrow(values: Any, kind: Any) -> Any:
+    """Returns values as a column, those of texts as bytes or strings; arrow's own conversion loads pandas."""
+    import pyarrow as pa
+
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        numbers = np.asarray(values, bool if pa.types.is_boolean(kind) else str(kind))
+        data = np.packbits(numbers, bitorder="little") if pa.types.is_boolean(kind) else numbers
+        return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(data))])
+    texts = [value if isinstance(value, bytes) else value.encode("utf-8") for value in values]
+    if sum(map(len, texts)) >= _MOST_BYTES and (half := len(texts) // 2):
+        return pa.chunked_array([c for part in (texts[:half], texts[half:]) for c in chunks_of(_arrow(part, kind))])
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    return pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))])
+
+
+def _numbers(column: Any) -> Array:
+    """Returns a column of numbers or truth values; arrow's own conversion loads pandas."""
+    import pyarrow as pa
+
+    is_bool = pa.types.is_boolean(column.type)
+    whole = pa.chunked_array(column.cast(pa.int8()) if is_bool else column).combine_chunks()
+    kind = np.dtype(str(whole.type))
+    data = whole.buffers()[1] if len(whole) else b""
+    found = np.frombuffer(data, kind, len(whole), kind.itemsize * whole.offset)
+    return found.astype(bool) if is_bool else found
 
 
 def dump_sources(sources: Iterable[StoredSource]) -> bytes:
@@ -329,14 +367,14 @@ class ShownSources:
     @cached_property
     def listed(self) -> StoredSources:
         """The files that the entries of `source.manifest` stand for; nobody has looked at them."""
-        import pyarrow as pa
-
         found = entry_files(self.config.source, meaning=self.config.meaning)
-        names = [pa.array(map(os.fsencode, each.names), pa.binary()) for each in found]
-        entries = np.repeat([each.entry for each in found], [len(each.names) for each in found])
-        count = len(entries)
-        others = np.ones(count, bool), pa.repeat(pa.scalar(ABSENT), count), np.full(count, -1)
-        return StoredSources.of_columns(pa.chunked_array(names, pa.binary()), entries.astype(np.int32), *others)
+        names = [os.fsencode(name) for each in found for name in each.names]
+        entries = np.repeat(
+            np.array([each.entry for each in found], np.int32), np.array([len(each.names) for each in found], np.int64)
+        )
+        return StoredSources.of_columns(
+            names, entries, np.ones(len(names), bool), [b""] * len(names), np.full(len(names), -1)
+        )
 
     def stats(self, paths: list[str]) -> tuple[Array, Array]:
         """Returns what `stats_of` does; of the paths that were asked for last as they were then."""

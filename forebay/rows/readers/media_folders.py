@@ -34,7 +34,7 @@ from forebay.rows.string_index import StringIndex, first_rows, hashes_of
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.raw_sources import at_hand, files_below, is_folder, place_of, walk
-from forebay.store.source_files import SourceFile
+from forebay.store.source_files import SourceFile, chunks_of
 
 IMAGES_PER_PART = 16_384
 MAX_TEXT_BYTES = 1 << 20
@@ -360,7 +360,7 @@ def _meant_by(written: Any, names: pa.Array) -> tuple[Array, list[tuple[int, str
     meant, doubtful = np.full(len(written), _NO_ROW, np.int64), list[tuple[int, str, str]]()
     for form in (names, _stems(names), files, _stems(files)):
         left = np.flatnonzero(meant == _NO_ROW)
-        first = first_rows(pa.chunked_array([form, *_chunks(written.take(pa.array(left)))]))
+        first = first_rows(pa.chunked_array([form, *chunks_of(written.take(pa.array(left)))]))
         found, is_first = first[len(form) :], first[: len(form)] == np.arange(len(form))
         is_here = found < len(form)
         meant[left[is_here]] = found[is_here]
@@ -369,7 +369,3 @@ def _meant_by(written: Any, names: pa.Array) -> tuple[Array, list[tuple[int, str
             other = int(np.flatnonzero((first[: len(form)] == found[at]) & ~is_first)[0])
             doubtful.append((int(left[at]), names[int(found[at])].as_py(), names[other].as_py()))
     return meant, sorted(doubtful)
-
-
-def _chunks(column: Any) -> list[pa.Array]:
-    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
