@@ -276,7 +276,7 @@ class StoredSources(Sequence[StoredSource]):
         """Whether a source has a hash, bool [sources]: `ABSENT` is none."""
         import pyarrow.compute as pc
 
-        return _numbers(pc.not_equal(self.table["xxh3_128"], ABSENT))
+        return _numbers(pc.binary_length(self.table["xxh3_128"])) > 0  # a scalar of Python's would load pandas
 
     def where(self, chosen: Array) -> StoredSources:
         """Returns those that are chosen. chosen: bool [sources]."""
@@ -316,10 +316,11 @@ def _numbers(column: Any) -> Array:
     import pyarrow as pa
 
     is_bool = pa.types.is_boolean(column.type)
-    whole = pa.chunked_array(column.cast(pa.int8()) if is_bool else column).combine_chunks()
+    if not len(column):
+        return np.zeros(0, bool if is_bool else str(column.type))
+    whole = (column.cast(pa.int8()) if is_bool else column).combine_chunks()
     kind = np.dtype(str(whole.type))
-    data = whole.buffers()[1] if len(whole) else b""
-    found = np.frombuffer(data, kind, len(whole), kind.itemsize * whole.offset)
+    found = np.frombuffer(whole.buffers()[1], kind, len(whole), kind.itemsize * whole.offset)
     return found.astype(bool) if is_bool else found
 
 

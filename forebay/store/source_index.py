@@ -21,8 +21,8 @@ from forebay.store.source_files import ShownSources, StoredSources, stored_paths
 
 logger = logging.getLogger(__name__)
 FILE_NAME = "sources.index"
-_MANY = 16
-"""Lists that were read for one lookup, from which on the next lookup should have less to do."""
+_FEW = 16
+"""Lists that a lookup reads without keeping what it saw: a root of a few caches has no index."""
 _RECORD = np.dtype([("list", "V16"), ("names", "V16"), ("at", "<i8"), ("size", "<i8"), ("xxh3_128", "V16")])
 
 
@@ -35,6 +35,7 @@ class SourceIndex:
         found = records_in(self._path, _RECORD)
         self._known = {record["list"].tobytes(): record for record in found}
         self._new: dict[bytes, Array] = {}
+        self._num_read = 0
         self._firsts: dict[int, tuple[Array, bool, bytes | None]] = {}
 
     def rules_out(self, name: str) -> bool:
@@ -55,7 +56,10 @@ class SourceIndex:
         return bool(stats[SIZE] != record["size"] or (digest is not None and digest != record["xxh3_128"].tobytes()))
 
     def add(self, name: str, stored: StoredSources) -> None:
-        """Takes in a list that was read."""
+        """Takes in a list that was read, if many were."""
+        self._num_read += 1
+        if self._num_read <= _FEW:
+            return
         own = stored.where(stored.numbers("listed"))
         at = next(iter(np.flatnonzero(own.is_hashed).tolist()), -1)
         first = own[max(at, 0)] if len(own) else None
@@ -67,8 +71,8 @@ class SourceIndex:
         self._new[record["list"].tobytes()] = record
 
     def save(self) -> None:
-        """Keeps what was read, if it was much. Who writes at the same time loses it: the lists are read once more."""
-        if len(self._new) < _MANY:
+        """Keeps what was taken in. Of two who write at once one loses it, and lists are read once more."""
+        if not self._new:
             return
         body = np.array([*(self._known | self._new).values()], _RECORD).tobytes()
         try:

@@ -30,7 +30,7 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """A config with caches of its data in several states; every lookup keeps what it reads."""
-    monkeypatch.setattr(source_index, "_MANY", 1)
+    monkeypatch.setattr(source_index, "_FEW", 0)
     monkeypatch.setattr(memo, "_RACY_NS", -(10**15))
     raw_data(tmp_path / "data")
     config = config_of(tmp_path)
@@ -75,6 +75,6 @@ def test_lists_that_are_ruled_out_are_not_read(config: Config, tmp_path: Path, m
 
 
 def test_a_few_caches_leave_no_index(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_index, "_MANY", 16)
+    monkeypatch.setattr(source_index, "_FEW", 16)
     assert find(config).state == "same"
     assert not (config.cache_root / source_index.FILE_NAME).exists()
