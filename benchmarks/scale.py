@@ -12,7 +12,8 @@ process builds each size.
 
 The next table is the same for every kind of source (`benchmarks/source_kinds.py`), with the slope of CPU and memory.
 `again` is CPU of finding the sealed cache: one more build of the same config, hashes known. The files are three seconds
-old by then, since the memo distrusts younger ones. What hashes the files is in the workers.
+old by then, since the memo distrusts younger ones. What hashes the files is in the workers. The table behind it is of
+conversations alone, at larger sizes: the slope says what ten million would take.
 
 The next table is a worker's own cost for short WAV clips: `make_shard` on real clips, features and text, in one
 process.
@@ -32,7 +33,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -317,13 +318,15 @@ def _load(path: Path) -> Config:
     return load_config(path, overrides=[f"run.cache_root={path.parent / 'caches'}"])
 
 
-def kinds(folder: Path, sizes: Sequence[int], *, settled_s: float = 3.0) -> list[dict[str, Any]]:
+def kinds(
+    folder: Path, sizes: Sequence[int], *, names: Iterable[str] = KINDS, settled_s: float = 3.0
+) -> list[dict[str, Any]]:
     """Returns a row for every kind of source and size, with what a further row adds since the size before.
 
     settled_s: how old files are when they are hashed.
     """
     rows = []
-    for kind in KINDS:
+    for kind in names:
         warm, smaller = write_kind(kind, folder / kind / "warm", num_rows=100), dict[str, Any]()
         for size in sizes:
             path = write_kind(kind, folder / kind / str(size), num_rows=size)
@@ -440,6 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__, argv)
     sizes = (500, 2000) if options.tiny else (10_000, 100_000, 1_000_000)
     loose = (200, 400) if options.tiny else (5_000, 20_000, 80_000)
+    chats = (200, 400) if options.tiny else (250_000, 1_000_000)
     looked = (1000, 2000) if options.tiny else (10_000, 100_000, 300_000)
     BENCH_DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as name:
@@ -448,6 +452,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "machine": machine("numpy", "pyarrow", "soundfile"),
             "main_process": main_process(folder, sizes),
             "kinds": kinds(folder / "kinds", loose, settled_s=0.0 if options.tiny else 3.0),
+            "conversations": kinds(folder / "chats", chats, names=["conversations"], settled_s=0.0),
             "workers": workers(
                 folder, num_clips=64 if options.tiny else 2048, rounds=1 if options.tiny else options.rounds or 5
             ),

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "sources.index"
 _FEW = 16
 """Lists that a lookup reads without keeping what it saw: a root of a few caches has no index."""
+_SHORT = 4096
+"""Sources of a list that is held until many were read."""
 _RECORD = np.dtype([("list", "V16"), ("names", "V16"), ("at", "<i8"), ("size", "<i8"), ("xxh3_128", "V16")])
 
 
@@ -35,7 +37,7 @@ class SourceIndex:
         found = records_in(self._path, _RECORD)
         self._known = {record["list"].tobytes(): record for record in found}
         self._new: dict[bytes, Array] = {}
-        self._num_read = 0
+        self._num_read, self._waiting = 0, list[tuple[str, StoredSources]]()
         self._firsts: dict[int, tuple[Array, bool, bytes | None]] = {}
 
     def rules_out(self, name: str) -> bool:
@@ -59,7 +61,13 @@ class SourceIndex:
         """Takes in a list that was read, if many were."""
         self._num_read += 1
         if self._num_read <= _FEW:
+            self._waiting += [(name, stored)] if len(stored) <= _SHORT else []
             return
+        for each in (*self._waiting, (name, stored)):
+            self._take(*each)
+        self._waiting.clear()
+
+    def _take(self, name: str, stored: StoredSources) -> None:
         own = stored.where(stored.numbers("listed"))
         at = next(iter(np.flatnonzero(own.is_hashed).tolist()), -1)
         first = own[max(at, 0)] if len(own) else None
