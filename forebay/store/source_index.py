@@ -1,4 +1,4 @@
-"""What is known of the sources of a root's many caches, in one file: a lookup then opens those lists that may be meant.
+"""An index of the sources of a root's many caches: by it a lookup opens those lists of sources alone that may be meant.
 
 The list of a cache's sources is known by its own hash, which stands in metadata.json, so no entry ever ages. An entry
 has the digest of the names that the manifests stand for, and size and hash of the first of these files. Both only rule

@@ -22,7 +22,7 @@ def chunked(texts: Sequence[str], size: int = 7) -> pa.ChunkedArray:
 
 @pytest.fixture(params=["xxh3", "a bit"], autouse=True)
 def hashing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `a bit` most strings have the same hash as others."""
+    """Strings have hashes; where these are `a bit` long, most strings share one."""
     monkeypatch.setattr(string_index, "BLOCK_ROWS", 5)
     if request.param == "a bit":
         monkeypatch.setattr("forebay.rows.string_index.xxhash.xxh3_64_intdigest", lambda data: len(data) % 2)
