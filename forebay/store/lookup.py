@@ -14,7 +14,6 @@ from forebay.config.remote import RemoteConfig, Url, is_url, parse_url
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
 from forebay.store.files import TEMPORARY_MARK
-from forebay.store.inputs import is_unlisted
 from forebay.store.key import SHORT, KeyedRecipe, difference, differences
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
@@ -247,8 +246,8 @@ class _Search:
         config = self.config
         if not _answers(cache, self.recipe) or (cache.is_derived and not config.loader.cache_dir):
             return None
-        is_ruled_out = not (cache.is_derived or config.source.confined or is_unlisted(config))
-        name = cache.sources_sum if is_ruled_out else None
+        is_indexed = not (cache.is_derived or config.source.confined or self.shown.is_unlisted)
+        name = cache.sources_sum if is_indexed else None
         if name is not None and self.index.rules_out(name):
             return "changed"
         if (found := _readable(config, cache)) is None:

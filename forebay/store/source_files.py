@@ -358,11 +358,12 @@ SourceState = Literal["same", "changed", "absent", "unknown"]
 class ShownSources:
     """The source files that a config shows now: named once and looked at once, whatever caches are compared with them.
 
-    config: with mirrors in place of URLs.
+    config: with mirrors in place of URLs. is_unlisted: it is code whose samples are not listed.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = sources.localized(config)
+        self.is_unlisted = is_unlisted(config)
         self._looked_at: tuple[list[str], tuple[Array, Array]] = ([], (np.zeros((0, 5), np.int64), np.zeros(0, bool)))
 
     @cached_property
@@ -393,7 +394,7 @@ def compare_sources(
     `absent` only where nothing that is there differs: a source that is there and changed never hits. What a store does
     not show, or a bucket that is gone, is absent, with a warning: who trains need not be who may read it.
     """
-    if is_unlisted(shown.config):  # edited code yields other samples, as far as anybody knows
+    if shown.is_unlisted:  # edited code yields other samples, as far as anybody knows
         return "changed", [SAMPLES]
     try:
         return _compared(shown, stored, memo, may_hash=may_hash)
