@@ -4,6 +4,8 @@
   by lines and as JSON, added up, and asked what a rule would remove. Half of the shards are hard links to another
   cache's. Each figure is the command's own work, in a process that has imported it.
 - **The whole command.** The same by a shell's clock, beside a `forebay --version` that starts and does nothing.
+- **A lookup.** `forebay key` looks for its cache among 300 of one recipe, each of other sources; then for one that is
+  not there. `first` has no index of sources yet.
 - **A note of use.** What a loader pays when it opens a cache: the first note, and one that is there already.
 
 All files are in the page cache. Figures are medians.
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +30,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.data import BENCH_DATA, ROOT
-from benchmarks.report import arguments, machine, median, show
+from benchmarks.report import arguments, machine, median, show, timed
+from benchmarks.source_kinds import write_kind
+from forebay import load_config
 from forebay.caches.cache_list import ListReport, UsageReport
 from forebay.caches.guard import Guard
 from forebay.caches.prune import Rules, decide
 from forebay.caches.root_items import opened_root
 from forebay.caches.survey import survey
+from forebay.preprocess.build_report import Options
+from forebay.preprocess.pipeline import build
+from forebay.steps.recipe import recipe_of
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, FieldSpec, Group
+from forebay.store.lookup import SOURCES_NAME, Lookup, find_cache
 from forebay.store.memo import note
-from forebay.store.metadata import write_metadata
+from forebay.store.metadata import read_metadata, save_file, write_metadata
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, write_shard
+from forebay.store.source_files import dump_sources, load_sources
 
 SHARDS, ROWS = 4, 16
-TARGET_S = 0.5
+TARGET_S, LOOKUP_S = 0.5, 0.2
 FIELDS = (
     FieldSpec(name="input_features", dtype="float16", shape=(80,), group="audio"),
     FieldSpec(name="pad_value", dtype="float32", group="audio"),
@@ -180,6 +190,40 @@ def whole(folder: Path, *, rounds: int) -> list[Row]:
     return rows
 
 
+def lookups(folder: Path, *, count: int, rounds: int) -> list[Row]:
+    """Returns seconds of finding a cache among so many of its recipe, and of finding that there is none."""
+    path = write_kind("text", folder / "source", num_rows=20)
+    config = load_config(path, overrides=[f"run.cache_root={folder / 'caches'}"])
+    first = Path(build(config, Options(progress=False)).cache)
+    stored = list(load_sources(first / SOURCES_NAME))
+    for number in range(1, count):
+        other = first.with_name(f"kinds-{number:04d}")
+        shutil.copytree(first, other)
+        document = read_metadata(other)
+        data = dump_sources([replace(source, xxh3_128=f"{number:032x}") for source in stored])
+        document |= {"key": digest(["other", number]), "name": other.name}
+        document["files"][SOURCES_NAME] = save_file(other, SOURCES_NAME, data)
+        (other / "metadata.json").unlink()
+        write_metadata(other, {name: value for name, value in document.items() if name != "checksum"})
+    os.utime(first / "metadata.json", ns=(1, 1))  # the last that a lookup comes to
+    rows, recipe, found = list[Row](), recipe_of(config), list[Lookup]()
+
+    def look() -> None:
+        found.append(find_cache(config, recipe))
+
+    for name, text in (("is there", None), ("is not there", "one more\n")):
+        if text is not None:
+            with open(folder / "source" / "train.txt", "a", encoding="utf-8") as file:
+                file.write(text)
+        costs = [timed(look) for _ in range(rounds + 1)]
+        assert (found[-1].found is None) == (text is not None)
+        took = median(cost.wall_s for cost in costs[1:])
+        row = {"lookup": name, "caches": count, "first_s": costs[0].wall_s, "s": took}
+        row |= {"cpu_s": median(cost.cpu_s for cost in costs[1:]), "target": f"<= {LOOKUP_S}"}
+        rows.append({**row, "reached": "yes" if took <= LOOKUP_S else "no"})
+    return rows
+
+
 def notes(folder: Path, *, rounds: int) -> list[Row]:
     """Returns microseconds of a note of use: of one that is written, and of one that is there."""
     times: dict[str, list[float]] = {"first": [], "again": []}
@@ -203,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "machine": machine("numpy", "xxhash"),
             "own work": own_work(folder, count=count, rounds=rounds),
             "whole processes": whole(folder, rounds=rounds),
+            "lookups": lookups(folder / "lookups", count=20 if options.tiny else 300, rounds=rounds),
             "notes": notes(folder / "bench-0000", rounds=10 * rounds),
         }
     show(document, as_json=options.json)

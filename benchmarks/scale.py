@@ -12,7 +12,8 @@ process builds each size.
 
 The next table is the same for every kind of source (`benchmarks/source_kinds.py`), with the slope of CPU and memory.
 `again` is CPU of finding the sealed cache: one more build of the same config, hashes known. The files are three seconds
-old by then, since the memo distrusts younger ones. What hashes the files is in the workers.
+old by then, since the memo distrusts younger ones. What hashes the files is in the workers. The table behind it is of
+conversations alone, at larger sizes: the slope says what ten million would take.
 
 The next table is a worker's own cost for short WAV clips: `make_shard` on real clips, features and text, in one
 process.
@@ -32,7 +33,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -56,6 +57,7 @@ from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.group import Read, Values
 from forebay.preprocess.groups import GROUPS
+from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
@@ -107,6 +109,23 @@ class FreeAudio(AudioItems):
         return {}
 
 
+class FreeImages(ImageItems):
+    """Images that cost nothing: none is read."""
+
+    __slots__ = ()
+
+    def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:  # noqa: ARG002
+        """Yields no patches."""
+        specs = self.form.fields()
+        made = {spec.name: np.zeros((0, *spec.shape), spec.numpy_dtype) for spec in specs}
+        for name in rows["hash"].to_pylist():
+            yield {"image_hash": name, **made}
+
+    def probe(self) -> str:
+        """Returns no digest of anything."""
+        return "free images"
+
+
 class FreeText(TextItems):
     """Texts that cost nothing: no token is made."""
 
@@ -115,8 +134,10 @@ class FreeText(TextItems):
     def samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
         """Yields two tokens a row."""
         tokens = {"input_ids": np.zeros(2, np.int32), "label_mask": np.ones(2, np.uint8)}
-        for row in rows.select(["sample_id", "text", "language", "file"]).to_pylist():
-            yield {**row, "prompt": "", "source": names[row.pop("file")], **tokens}
+        table = {field.name: "" for field in self.fields() if field.role == "table"}
+        wanted = [name for name in rows.column_names if name in (*table, "file")]
+        for row in rows.select(wanted).to_pylist():
+            yield {**table, **row, "source": names[row.pop("file")], **tokens}
 
     def probe(self, told: Sequence[Any]) -> str:  # noqa: ARG002
         """Returns no digest of anything."""
@@ -131,7 +152,7 @@ class FreeText(TextItems):
 def free() -> Iterator[None]:
     """Builds make samples that cost nothing, until the block ends."""
     with (
-        mock.patch.dict(GROUPS, {"audio": FreeAudio.of}),  # type: ignore[arg-type]  # it is a dict
+        mock.patch.dict(GROUPS, {"audio": FreeAudio.of, "image": FreeImages.of}),  # type: ignore[arg-type]  # it is a dict
         mock.patch("forebay.preprocess.groups.TextItems", FreeText),
     ):
         yield
@@ -297,13 +318,15 @@ def _load(path: Path) -> Config:
     return load_config(path, overrides=[f"run.cache_root={path.parent / 'caches'}"])
 
 
-def kinds(folder: Path, sizes: Sequence[int], *, settled_s: float = 3.0) -> list[dict[str, Any]]:
+def kinds(
+    folder: Path, sizes: Sequence[int], *, names: Iterable[str] = KINDS, settled_s: float = 3.0
+) -> list[dict[str, Any]]:
     """Returns a row for every kind of source and size, with what a further row adds since the size before.
 
     settled_s: how old files are when they are hashed.
     """
     rows = []
-    for kind in KINDS:
+    for kind in names:
         warm, smaller = write_kind(kind, folder / kind / "warm", num_rows=100), dict[str, Any]()
         for size in sizes:
             path = write_kind(kind, folder / kind / str(size), num_rows=size)
@@ -420,6 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__, argv)
     sizes = (500, 2000) if options.tiny else (10_000, 100_000, 1_000_000)
     loose = (200, 400) if options.tiny else (5_000, 20_000, 80_000)
+    chats = (200, 400) if options.tiny else (250_000, 1_000_000)
     looked = (1000, 2000) if options.tiny else (10_000, 100_000, 300_000)
     BENCH_DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as name:
@@ -428,6 +452,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "machine": machine("numpy", "pyarrow", "soundfile"),
             "main_process": main_process(folder, sizes),
             "kinds": kinds(folder / "kinds", loose, settled_s=0.0 if options.tiny else 3.0),
+            "conversations": kinds(folder / "chats", chats, names=["conversations"], settled_s=0.0),
             "workers": workers(
                 folder, num_clips=64 if options.tiny else 2048, rounds=1 if options.tiny else options.rounds or 5
             ),

@@ -1,6 +1,7 @@
 """Writes one data set as every kind of source: `write_kind` gives a config whose build costs its main process alone.
 
-A clip is a WAV of 32 samples, its text some 40 characters. Loose kinds have a file a clip (`folder` two).
+A clip is a WAV of 32 samples, its text some 40 characters. Loose kinds have a file a clip (`folder` two). Conversations
+have some 100 characters and an image, which a thousand of them share.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.data import SPEECH
+from benchmarks.data import ROOT, SPEECH
 
 _CLIPS_PER_FILE = 1000
 _SAMPLE_RATE_HZ = 16_000
@@ -43,6 +44,18 @@ tokenizer = "{model}"
 prompt = "plain"
 [run]
 num_workers = 2
+"""
+_CHAT_CONFIG = """name = "kinds"
+[source]
+{source}
+[vision]
+processor = "{model}"
+[text]
+tokenizer = "{model}"
+prompt = "chat"
+[run]
+num_workers = 2
+{run}
 """
 _CODE = """import json
 
@@ -72,9 +85,10 @@ def write_kind(kind: str, folder: Path, *, num_rows: int) -> Path:
     folder.mkdir(parents=True)
     source = KINDS[kind](folder, num_rows)
     run = "allow_code = true" if kind == "python" else ""
-    text = _TEXT_CONFIG if kind == "text" else _CONFIG
+    text = {"text": _TEXT_CONFIG, "conversations": _CHAT_CONFIG}.get(kind, _CONFIG)
+    home = ROOT / "demo" / "vision" if kind == "conversations" else SPEECH
     path = folder / "kinds.toml"
-    path.write_text(text.format(source=source, model=SPEECH / "model", run=run), encoding="utf-8")
+    path.write_text(text.format(source=source, model=home / "model", run=run), encoding="utf-8")
     return path
 
 
@@ -162,6 +176,27 @@ def _text(folder: Path, num_rows: int) -> str:
     return 'kind = "text"\nmanifest = "train.txt"'
 
 
+def _conversations(folder: Path, num_rows: int) -> str:
+    from PIL import Image
+
+    (folder / "images").mkdir()
+    for number in range(0, num_rows, _CLIPS_PER_FILE):
+        colour = number // _CLIPS_PER_FILE
+        picture = Image.new("RGB", (128, 128), (colour % 256, colour // 256 % 256, 0))
+        picture.save(folder / "images" / f"{number:09d}.png")
+    with open(folder / "train.jsonl", "w", encoding="utf-8") as file:
+        for number in range(num_rows):
+            turns = [
+                ("user", f"<image>\nWhat is shown in picture {number}?"),
+                ("assistant", f"A colour: {said(number)}."),
+            ]
+            name = f"images/{number // _CLIPS_PER_FILE * _CLIPS_PER_FILE:09d}.png"
+            messages = [{"role": role, "content": content} for role, content in turns]
+            row = {"id": f"conversation-{number:09d}", "images": [name], "messages": messages}
+            file.write(json.dumps(row) + "\n")
+    return 'kind = "jsonl"\nmanifest = "train.jsonl"'
+
+
 def _python(folder: Path, num_rows: int) -> str:
     (folder / "clip.wav").write_bytes(clip())
     (folder / "inputs.py").write_text(_CODE.format(clip=folder / "clip.wav", count=num_rows), encoding="utf-8")
@@ -177,5 +212,6 @@ KINDS: Mapping[str, Callable[[Path, int], str]] = {
     "webdataset": _webdataset,
     "hf": _hf,
     "text": _text,
+    "conversations": _conversations,
     "python": _python,
 }

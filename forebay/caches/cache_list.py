@@ -28,7 +28,7 @@ from forebay.store.memo import Memo
 from forebay.store.remote.node.holdings import MIRRORS
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import naming_urls
-from forebay.store.source_files import SourceState, compare_sources, is_derived
+from forebay.store.source_files import ShownSources, SourceState, compare_sources, is_derived
 from forebay.terminal import columns, counted, table, wrapped
 from forebay.visible import from_here, human_bytes, printable
 
@@ -283,6 +283,6 @@ def _state(config: Config, item: RootItem, survey: Survey) -> SourceState:
     forget()
     try:
         with naming_urls():
-            return compare_sources(config, sealed.sources(), memo, may_hash=False)[0]
+            return compare_sources(ShownSources(config), sealed.sources(), memo, may_hash=False)[0]
     except (CacheError, ManifestError, RemoteError, OSError, LookupError, TypeError, ValueError):
         return "unknown"

@@ -22,6 +22,7 @@ from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME
 from forebay.store.remote.small_files import LISTED
 from forebay.store.source_files import described, is_derived
+from forebay.store.source_index import FILE_NAME as INDEX
 from forebay.store.texts import LOCK
 from forebay.tar.index import indexed_tar
 from forebay.terminal import counted
@@ -228,6 +229,7 @@ _ALL = (
         verdict=lambda *_: (True, "made again when it is needed"),
     ),
     Kept("hashes", "remembered hashes", names=re.escape(MEMO), form="file"),
+    Kept("source index", "indexes of sources", names=re.escape(INDEX), form="file"),
     Kept(
         "build",
         "unfinished builds",

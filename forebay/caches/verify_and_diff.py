@@ -23,7 +23,7 @@ from forebay.store.lookup import SOURCES_NAME
 from forebay.store.metadata import FILE_NAME, check_file
 from forebay.store.seal import VerifyReport, verify_folder
 from forebay.store.shard import Shard, sample_hash
-from forebay.store.source_files import StoredSource, is_derived, load_sources
+from forebay.store.source_files import StoredSources, is_derived, load_sources
 from forebay.terminal import CommandReport, first_of, paragraph, table
 from forebay.visible import from_here, human_bytes, printable
 
@@ -308,7 +308,7 @@ def _sources(a: Cache, b: Cache) -> Names:
     )
 
 
-def _sources_of(cache: Cache) -> list[StoredSource]:
+def _sources_of(cache: Cache) -> StoredSources:
     path = cache.folder / SOURCES_NAME
     if SOURCES_NAME in cache.metadata["files"]:
         check_file(path, cache.metadata["files"][SOURCES_NAME], verify=True)

@@ -18,10 +18,10 @@ from forebay.config import Config
 from forebay.preprocess.group import NO_TEXT, Coded, Coder, Finished
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.workspace import Failure
-from forebay.store.layout import ROW_BITS, TEXT, Array, Constants, Group, ListedItems
+from forebay.store.layout import ROW_BITS, TEXT, Array, Constants, FieldSpec, Group, ListedItems
 from forebay.store.lookup import CONFINED
 from forebay.store.seal import Contents
-from forebay.store.shard import Shard, shard_fields
+from forebay.store.shard import Shard, ShardEntry, shard_fields
 from forebay.store.source_files import dump_sources
 from forebay.version import __version__
 
@@ -131,28 +131,32 @@ def read_rows(listing: Listing, finished: Finished) -> Rows:
     """Returns every row of finished shards, which are those of a listing in its order."""
     groups = listing.groups
     fields, why, spoken = groups.fields(), Coder(), Coder()
-    texts = [Shard(path, entry, shard_fields(fields, TEXT)) for path, entry in finished[TEXT]]
-    codes = _column(texts, lambda shard: why.column(shard, "failure"), np.int32)
-    lengths = {"num_tokens": _column(texts, groups.text.lengths, np.int64)}
-    languages = _column(texts, lambda shard: _languages(shard, spoken), np.int32)
+
+    def reasons(shard: Shard) -> Array:
+        return why.column(shard, "failure")
+
+    def read(group: Group, *makes: Callable[[Shard], Array]) -> list[Array]:
+        return _columns(finished[group], shard_fields(fields, group), makes)
+
+    codes, tokens, languages = read(TEXT, reasons, groups.text.lengths, lambda shard: _languages(shard, spoken))
+    lengths = {"num_tokens": tokens}
     slots: dict[Group, ListedItems] = {}
     for group in groups.items:
         items = listing.items[group.name]
-        shards = [Shard(path, entry, shard_fields(fields, group.name)) for path, entry in finished[group.name]]
-        failed = items.first(_column(shards, lambda shard: why.column(shard, "failure"), np.int32))
+        found, counts = read(group.name, reasons, group.lengths)
+        failed = items.first(found)
         # What a row is itself comes first, then its text, then what it lists.
         codes = np.where(codes, codes, failed) if items.is_listed else np.where(failed, failed, codes)
-        counts = [np.zeros((len(group.length_names), 0), np.int64), *map(group.lengths, shards)]
-        for name, numbers in zip(group.length_names, np.concatenate(counts, axis=1), strict=True):
+        for name, numbers in zip(group.length_names, counts.reshape(len(group.length_names), -1), strict=True):
             lengths[name] = items.sums(numbers)
         if items.offsets is not None:
-            slots[group.name] = ListedItems(items.offsets, _slots(shards)[items.places])
+            slots[group.name] = ListedItems(items.offsets, _slots(finished[group.name])[items.places])
     failures: list[Failure] = []
     for group in groups.items:
         codes = np.where(codes, codes, group.refused(lengths, listing.rows, why))
         failures += group.refusals(lengths, listing.rows, codes, why)
     return Rows(
-        slots=_slots(texts),
+        slots=_slots(finished[TEXT]),
         reasons=why.coded(codes),
         languages=spoken.coded(languages),
         lengths=np.stack([_as_int32(lengths[name]) for name in groups.length_names]),
@@ -186,16 +190,22 @@ def _spoken(groups: Groups, lengths: Mapping[str, Array], rows: Rows, keep: Arra
     }
 
 
-def _column(shards: Sequence[Shard], make: Callable[[Shard], Array], dtype: Any) -> Array:
-    return np.concatenate([np.zeros(0, dtype), *map(make, shards)])
+def _columns(
+    shards: Sequence[tuple[Path, ShardEntry]], fields: Sequence[FieldSpec], makes: Sequence[Callable[[Shard], Array]]
+) -> list[Array]:
+    """Returns what each function makes of all shards, put together along the last axis; one shard is mapped at once."""
+    found: list[list[Array]] = [[] for _ in makes]
+    for path, entry in shards:
+        shard = Shard(path, entry, fields)
+        for parts, make in zip(found, makes, strict=True):
+            parts.append(make(shard))
+        shard.drop_pages()
+    return [np.concatenate(parts, axis=-1) if parts else np.zeros(0, np.int32) for parts in found]
 
 
-def _slots(shards: Sequence[Shard]) -> Array:
+def _slots(shards: Sequence[tuple[Path, ShardEntry]]) -> Array:
     """Returns the slot of every row of all shards, in order: int64 [rows]."""
-    found = [
-        (np.int64(index) << ROW_BITS) | np.arange(shard.entry.rows, dtype=np.int64)
-        for index, shard in enumerate(shards)
-    ]
+    found = [(np.int64(index) << ROW_BITS) | np.arange(entry.rows) for index, (_, entry) in enumerate(shards)]
     return np.concatenate([np.zeros(0, np.int64), *found])
 
 

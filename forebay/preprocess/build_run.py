@@ -26,6 +26,7 @@ from forebay.preprocess.runner.ray import OnNode, stores_of
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
 from forebay.preprocess.stage_workspace import shard_place
 from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
+from forebay.rows.columns_aside import drop_pages, free_memory
 from forebay.rows.manifest import described
 from forebay.rows.named_files import require_unchanged
 from forebay.steps.recipe import recipe_of
@@ -253,6 +254,7 @@ class Run:
 
     def _task(self, cut: Cut) -> ShardTask:
         files, rows = self.groups.task_rows(self.listing, cut)
+        drop_pages()
         return ShardTask(
             group=cut.group,
             key=cut.key,
@@ -310,11 +312,14 @@ class Run:
         return stats
 
     def _seal(self, standing: Sealed | None, stats: Array) -> BuildReport:
+        free_memory()
         finished = self.workspace.finished(
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
-        memo = self.memo.dump(self.listing.files.paths, stats=stats)
+        memo = self.memo.dump(self.listing.files.each_path(), stats=stats)
+        del stats
         rows = read_rows(self.listing, finished)
+        free_memory()
         self.failures += rows.failures
         failures = [*(f for receipt in self.workspace.receipts.values() for f in receipt.failures), *rows.failures]
         messages = {(f.sample_id, f.reason): shown(f.message) for f in failures}

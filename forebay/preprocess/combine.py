@@ -350,7 +350,7 @@ def _sources(parts: Sequence[Part]) -> list[StoredSource]:
     return sources
 
 
-def _own_sources(cache: Cache) -> list[StoredSource]:
+def _own_sources(cache: Cache) -> Sequence[StoredSource]:
     if SOURCES_NAME not in cache.metadata["files"]:
         return []
     _file(cache, SOURCES_NAME)

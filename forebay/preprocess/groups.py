@@ -20,6 +20,7 @@ from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.group import Cut, ItemGroup, Items, Read, Values, cut_rows, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.text_group import NAMES, TOLD, TextItems
+from forebay.rows.columns_aside import drop_pages
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader, sparse_files
@@ -29,8 +30,7 @@ from forebay.steps.recipe import Recipe
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import FORMAT_VERSION, TEXT, Array, Constants, FieldSpec, Group
-from forebay.store.memo import SIZE
-from forebay.store.source_files import SourceFile, StoredSource
+from forebay.store.source_files import SourceFile, StoredSources
 
 GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
 """What makes the items of a group, by the group's name in a recipe."""
@@ -151,17 +151,19 @@ class Groups:
         """
         made = {**self.recipe.by_name, TEXT: self.text.steps}
         steps = {name: [step.identity() for step in group.steps] for name, group in made.items()}
-        names, hashes = listing.files.all_names, listing.files.hashes
+        names, hashes = listing.files.each_name(), listing.files.each_hash()
         size = self.shard_rows(rows_per_shard)
         for group in self.items:
             items = listing.items[group.name]
             for index, (start, stop) in enumerate(_shards(items.table, items.group, rows_per_shard=size)):
                 content = group.content(items.table.slice(start, stop - start), hashes)
                 key = _key(group.name, steps, probe, content)
+                drop_pages()
                 yield Cut(group=group.name, index=index, start=start, stop=stop, key=key)
         groups = listing.rows["group"].to_numpy()
         for index, (start, stop) in enumerate(_shards(listing.rows, groups, rows_per_shard=size)):
             content = self.text.content(self._text_rows(listing, start, stop), names)
+            drop_pages()
             yield Cut(group=TEXT, index=index, start=start, stop=stop, key=_key(TEXT, steps, probe, content))
 
     def task_rows(self, listing: Listing, cut: Cut) -> tuple[SourceFiles, pa.Table]:
@@ -310,9 +312,6 @@ class Listing:
             for group in self.groups.items
         }
 
-    def sources(self) -> Iterator[StoredSource]:
-        """Yields the files as the sealed cache remembers them."""
-        for files in self.files.blocks():
-            sizes = np.where(files.has_stat, files.stats[:, SIZE], -1)
-            numbers = (files.entries.tolist(), files.is_listed.tolist())
-            yield from map(StoredSource, files.all_names, *numbers, files.hashes, sizes.tolist())
+    def sources(self) -> StoredSources:
+        """Returns the files as the sealed cache remembers them."""
+        return self.files.stored()

@@ -60,10 +60,12 @@ def resolve(config: Config, memo: Memo, map_: Map, *, recipe: Recipe) -> Listing
     changing while it is read.
     """
     from forebay.preprocess.groups import Groups, Listing
+    from forebay.rows.columns_aside import free_memory
 
     groups = Groups.of(config, recipe)
     manifest = _hashed_manifest(config, memo, map_, groups=groups)
     key = cache_key(recipe.key, _digests(manifest))
+    free_memory()
     return Listing(groups=groups.keeping(manifest.rows), manifest=manifest, key=key)
 
 
@@ -109,15 +111,16 @@ def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[SourceFiles
     files = SourceFiles.of(manifest.files)
     present = _present(manifest)  # those that are absent stay without a hash
     own = files if len(present) == len(files) else files.take(present)
-    pieces = own.blocks(max(_PIECE_FILES, len(own) // 8))  # the memo is written after each
+    digests, moved, at = np.zeros(len(own), "V16"), None, 0
     try:
-        found = [memo.hashed(piece.paths, map_=_arriving(map_, own)) for piece in pieces]
+        for piece in own.blocks(max(_PIECE_FILES, len(own) // 8)):  # the memo is written after each
+            stats, digests[at : at + len(piece)] = memo.hashed(piece.paths, map_=_arriving(map_, own))
+            is_moved = (stats != piece.stats).any(axis=1) | ~piece.has_stat
+            moved = moved or next((str(piece[number].path) for number in np.flatnonzero(is_moved)[:1].tolist()), None)
+            at += len(piece)
     except FileNotFoundError as err:
         return files, str(err.filename)
-    stats, digests = map(np.concatenate, zip(*found, strict=True))
-    if len(moved := np.flatnonzero((stats != own.stats).any(axis=1) | ~own.has_stat)):
-        return files, str(own[int(moved[0])].path)
-    return files.with_digests(present, digests), None
+    return (files, moved) if moved else (files.with_digests(present, digests), None)
 
 
 def _arriving(map_: Map, files: SourceFiles) -> Map:

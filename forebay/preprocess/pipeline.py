@@ -36,6 +36,7 @@ from forebay.preprocess.runner.ray import Ray
 from forebay.preprocess.stage import staged_prepared
 from forebay.preprocess.stage_workspace import check_stage, remove_stage
 from forebay.preprocess.workspace import Workspace, workspace_folder
+from forebay.rows.columns_aside import one_heap
 from forebay.rows.named_files import manifest_files
 from forebay.rows.readers.arrow_files import require_datasets
 from forebay.rows.readers.python_inputs import list_inputs
@@ -172,7 +173,7 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     check_options(config, options)
     fetch_models(config)
     Filter.of(config.filter)  # the plan needs its files, hours later
-    with naming_urls():
+    with naming_urls(), one_heap():
         report = _build_cache(config, options)
     if options.dry_run or not report.sealed:
         return report

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,10 +101,11 @@ def locate_files(task: LocateTask) -> Located:
     failures, tars = Failures(), NamedMembers(task.cache_root)
     durations, offsets, sizes = (task.rows[name].to_numpy().copy() for name in ("duration_s", "offset", "size"))
     absent: dict[int, str] = {}
-    look_up([Path(path) for path in task.paths.values()])
+    paths = task.paths
+    look_up(paths.values())
     columns = [task.rows[name].to_pylist() for name in ("row", "sample_id", "file", "member")]
     for position, (row, sample_id, file, member) in enumerate(zip(*columns, strict=True)):
-        path = task.paths[file]
+        path = paths[file]
         try:
             if sizes[position] == UNLOCATED:
                 offsets[position], sizes[position] = tars.located(path, member, name=shown(path))

@@ -19,6 +19,7 @@ from forebay.config import SourceConfig
 from forebay.rows.manifest import ROW_SCHEMA, WHOLE_FILE, Kind, Manifest, joined, rejections, storable
 from forebay.rows.named_files import path_stem
 from forebay.rows.source_table import SourceFiles
+from forebay.rows.string_index import first_rows
 from forebay.store.layout import Array
 from forebay.terminal import first_of
 
@@ -146,12 +147,11 @@ def unique_ids(manifest: Manifest) -> Manifest:
     An id depends on earlier rows only, so that growth at the end renames nothing.
     """
     rows = manifest.rows
-    ids = rows["sample_id"].combine_chunks()
-    seen = _first_rows(ids)
+    seen = first_rows(rows["sample_id"])
     if not (seen != np.arange(len(rows))).any():
         return manifest
-    ids = _renamed(manifest, ids, seen)
-    seen = _first_rows(ids)
+    ids = _renamed(manifest, rows["sample_id"].combine_chunks(), seen)
+    seen = first_rows(ids)
     again = seen != np.arange(len(rows))
     rows = rows.set_column(ROW_SCHEMA.get_field_index("sample_id"), ROW_SCHEMA.field("sample_id"), ids)
     twice = rows.filter(pa.array(again))
@@ -193,13 +193,3 @@ def _all_equal(left: pa.Table, right: pa.Table, names: Sequence[str]) -> Array:
     for name in names:
         equal &= np.asarray(pc.equal(left[name], right[name]))
     return equal
-
-
-def _first_rows(ids: pa.Array) -> Array:
-    """Position of the first row with the same id, for every row."""
-    encoded = ids.dictionary_encode()
-    if len(encoded.dictionary) == len(ids):
-        return np.arange(len(ids))
-    codes = encoded.indices.to_numpy()
-    # Codes are given in the order in which values first appear: each new maximum is a first row.
-    return np.asarray(np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))[codes])

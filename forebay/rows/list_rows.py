@@ -23,6 +23,7 @@ from forebay.config.data import SourceConfig, row_slice
 from forebay.config.tree import Config
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import as_listed, locate_files
+from forebay.rows.columns_aside import free_memory, gathered, one_heap, rows_aside
 from forebay.rows.eligible import (
     FIRST_WAVE,
     apply_filters,
@@ -39,7 +40,7 @@ from forebay.rows.meanings.own import meaning_of
 from forebay.rows.meanings.recordings import refuse_differing, refuse_uncovered, to_judge
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
 from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, reader_of
-from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, gathered, listed_rows, read_piece
+from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, listed_rows, read_piece
 from forebay.rows.segments import segmented, with_ends
 from forebay.rows.source_table import SourceFiles
 from forebay.store.layout import Array
@@ -165,14 +166,15 @@ def locate_tasks(manifest: Manifest, listing: RowListing) -> Iterator[LocateTask
         most = source.max_samples if source.max_samples is not None and is_remote(source) else ROWS_PER_TASK
         step = len(rows) if kind.in_tars else min(most, ROWS_PER_TASK)
         cuts = _cuts(manifest.rows["group"].to_numpy(), step)
-    paths = SourceFiles.of(manifest.files).paths
+    files = SourceFiles.of(manifest.files)
     for group, start, stop in cuts:
         part = rows.slice(start, stop - start)
-        numbers = np.unique([group, *part["file"].to_pylist()]).tolist()
+        numbers = np.unique(np.append(part["file"].to_numpy(), np.int32(group)))
         yield LocateTask(
             group=group,
-            name=shown_name(manifest.files[group]),
-            paths={number: paths[number] for number in numbers},
+            name=shown_name(files[group]),
+            numbers=tuple(numbers.tolist()),
+            files=files.take(numbers).written_paths(),
             rows=part,
             cache_root=listing.cache_root,
             column=source.columns.media,
@@ -281,7 +283,11 @@ def list_rows(
     listing = RowListing(
         source=source, meaning=meaning, cache_root=os.fspath(cache_root), map_=map_, is_hashed=is_hashed
     )
-    return _listed_alone(listing) if meaning.lists_all else _located(listing)
+    with one_heap():
+        manifest = _listed_alone(listing) if meaning.lists_all else _located(listing)
+        manifest = dataclasses.replace(manifest, rows=rows_aside(manifest.rows, listing.cache_root))
+    free_memory()
+    return manifest
 
 
 def _listed_alone(listing: RowListing) -> Manifest:
@@ -439,6 +445,7 @@ def read_manifest(
 def _located(listing: RowListing) -> Manifest:
     """The rows of a meaning whose rows may be items themselves: those are located in waves, a source file a task."""
     source, lister, named = listing.source, listing.lister, _named(listing)
+    free_memory()
     listed = dataclasses.replace(named.manifest, files=stamped(named.manifest.files))
     if is_remote(source):
         tell_if_too_large(listed.files)

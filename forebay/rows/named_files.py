@@ -21,7 +21,9 @@ from forebay.config.data import PICTURES, SOURCE_KINDS, SourceConfig
 from forebay.config.pretrained_folder import hub_advice, processor_digest
 from forebay.config.remote import is_url
 from forebay.errors import BuildError, ManifestError
+from forebay.rows.columns_aside import BLOCK_ROWS
 from forebay.rows.source_table import SourceFiles
+from forebay.rows.string_index import StringIndex, first_rows, hashes_of
 from forebay.store.layout import Array
 from forebay.store.memo import Hashed, Hashing, Memo, Stat, anywhere, hash_now, hexes, stats_of
 from forebay.store.remote.raw.origin import forget
@@ -43,6 +45,8 @@ _WAITS = 3
 _BYTES = pa.large_binary()
 _NOT_PLAIN = r"(^|/)\.?(/|$)"
 """What `pathlib` changes in a name."""
+_LOOKED_AT = 16_384
+"""Paths that are strings at once."""
 _DOUBTFUL = r"(?i)^$|^data:|://|\x00"
 """What `usable_name` may refuse."""
 
@@ -52,6 +56,8 @@ class NamedFiles:
 
     def __init__(self, manifests: Sequence[SourceFile], source: SourceConfig) -> None:
         self._manifests, self._parts = SourceFiles.of(manifests), [SourceFiles.of(manifests)]
+        self._starts, self._index = [0], StringIndex()
+        self._indexed = 0
         self._anchors = [anchor(entry) for entry in source.places]
         self._bases = tuple(map(str, self._anchors))
         self._num_stamped = len(self._manifests)
@@ -60,8 +66,11 @@ class NamedFiles:
     @property
     def files(self) -> SourceFiles:
         """All files."""
-        self._parts = [SourceFiles.joined(self._parts)]
+        self._parts, self._starts = [SourceFiles.joined(self._parts)], [0]
         return self._parts[0]
+
+    def __len__(self) -> int:
+        return self._starts[-1] + len(self._parts[-1])
 
     def number(self, written: str, *, manifest: SourceFile, folder: Path | None = None) -> int:
         """Returns the number of one file, see `numbers`."""
@@ -75,6 +84,11 @@ class NamedFiles:
         `source.media_dir`; an absolute one outside of it as it is written.
         Raises ManifestError under `source.confined` for a file that lies outside of that folder.
         """
+        starts = range(0, len(written), BLOCK_ROWS)
+        found = [self._numbered(written.slice(at, BLOCK_ROWS), manifest=manifest, folder=folder) for at in starts]
+        return np.concatenate([np.zeros(0, np.int32), *found])
+
+    def _numbered(self, written: Any, *, manifest: SourceFile, folder: Path | None) -> Array:
         entry, media_dir = manifest.entry, self._source.media_dir
         if media_dir is not None:
             entry, folder = len(self._source.manifests), folder or Path(media_dir)
@@ -95,17 +109,31 @@ class NamedFiles:
             of_odd = (os.fsencode(self._name(path, name, base)) for path, name in zip(found, each, strict=True))
             names = pc.replace_with_mask(names, odd, pa.array(of_odd, _BYTES))
         by_path = paths.dictionary_encode()  # names of one file may be written in several ways
-        known = self.files
-        numbers = np.asarray(pc.fill_null(pc.index_in(by_path.dictionary, value_set=known.written_paths()), -1))
+        self._index_manifests()
+        count, hashes = len(self), hashes_of(by_path.dictionary)
+        numbers = self._index.find(by_path.dictionary, hashes, self._paths_of, lambda: self.files.written_paths())
         new = np.flatnonzero(numbers < 0)
-        numbers = numbers.astype(np.int32)
-        numbers[new] = np.arange(len(known), len(known) + len(new))
+        numbers[new] = np.arange(count, count + len(new))
+        self._index.add(hashes[new], count)
         codes = by_path.indices.to_numpy()
         first = pa.array(np.unique(codes, return_index=True)[1][new])
         added = SourceFiles.made(self._bases, names.take(first), own=own.take(first), entries=entry, is_listed=False)
         require_confined(added, self._source, named_in=manifest.path)
+        self._starts.append(count)
         self._parts.append(added)
         return np.asarray(numbers[codes[encoded.indices.to_numpy()]])
+
+    def _index_manifests(self) -> None:
+        if not self._indexed:
+            self._indexed = len(self._manifests)
+            self._index.add(hashes_of(self._manifests.written_paths()), 0)
+
+    def _paths_of(self, numbers: Array) -> Any:
+        """Returns the paths of files, as arrow's binaries."""
+        part = np.searchsorted(self._starts, numbers, side="right") - 1
+        found = [self._parts[n].take(numbers[part == n] - self._starts[n]).written_paths() for n in np.unique(part)]
+        order = np.argsort(np.argsort(part, kind="stable"), kind="stable")
+        return pa.concat_arrays([pa.array([], _BYTES), *found]).take(pa.array(order))
 
     def listed(self, paths: Any) -> Array:
         """Returns the numbers of manifests, int32 [paths]. paths: arrow's strings without nulls."""
@@ -115,7 +143,7 @@ class NamedFiles:
     def stamp(self) -> None:
         """Notes the stat of the files that were added since the last call, before any of them is read."""
         files = self.files
-        self._parts = [files[: self._num_stamped], stamped(files[self._num_stamped :])]
+        self._parts = [SourceFiles.joined([files[: self._num_stamped], stamped(files[self._num_stamped :])])]
         self._num_stamped = len(files)
 
     def _name(self, path: Path, written: str, base: Path) -> str:
@@ -161,10 +189,9 @@ def manifest_files(source: SourceConfig, *, meaning: str = "recordings") -> Sour
         for each in entries
     ]
     files = SourceFiles.joined(parts)
-    paths = files.written_paths().dictionary_encode()
-    if len(paths.dictionary) < len(files):
-        counts = np.bincount(paths.indices.to_numpy())
-        twice = os.fsdecode(paths.dictionary[int(np.flatnonzero(counts > 1)[0])].as_py())
+    first = first_rows(files.written_paths())
+    if len(again := np.flatnonzero(first != np.arange(len(files)))):
+        twice = files[int(first[again].min())].path
         raise ManifestError(f"source.manifest names {twice} twice; name it once")
     require_confined(files, source)
     return stamped(files)
@@ -251,23 +278,32 @@ def stamped(files: Sequence[SourceFile]) -> SourceFiles:
     waits for the next tick, once for all of them. One stat a file; of objects of a store its listing.
     """
     found = SourceFiles.of(files)
-    todo, paths = np.flatnonzero(~found.has_stat), found.paths
+    todo = np.flatnonzero(~found.has_stat)
     if not len(todo):
         return found
-    chosen = [paths[number] for number in todo.tolist()]
-    look_up(path for path in chosen if MIRRORS in path)
-    stats, is_there = stats_of(chosen)
+    stats, is_there = _stats(found, todo)
     young = np.flatnonzero(is_there & (stats[:, -1] > time.time_ns() - _YOUNG_NS))
     for _ in range(_WAITS):
         if not len(young):
             break
         is_coarse = bool((is_there[young] & (stats[young, -1] % 1_000_000_000 == 0)).any())
         time.sleep(_COARSE_TICK_S if is_coarse else _TICK_S)
-        again, is_left = stats_of([chosen[number] for number in young.tolist()])
+        again, is_left = _stats(found, todo[young])
         moved = (again != stats[young]).any(axis=1) | (is_left != is_there[young])
         stats[young], is_there[young] = again, is_left
         young = young[moved]
     return found.with_stats(todo, stats, is_there)
+
+
+def _stats(files: SourceFiles, numbers: Array) -> tuple[Array, Array]:
+    """Returns the stats of some files as they are now, and whether there is one: int64 [some, 5] and bool [some]."""
+    stats, is_there = np.zeros((len(numbers), 5), np.int64), np.zeros(len(numbers), bool)
+    for start in range(0, len(numbers), _LOOKED_AT):
+        block = slice(start, start + _LOOKED_AT)
+        paths = files.take(numbers[block]).paths
+        look_up(path for path in paths if MIRRORS in path)
+        stats[block], is_there[block] = stats_of(paths)
+    return stats, is_there
 
 
 def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Hashing) -> Array:
@@ -278,10 +314,10 @@ def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Hashing)
     """
     forget()
     known = SourceFiles.of(files)
-    stats, is_there, paths = _states(known)
+    stats, is_there = _stats(known, np.arange(len(known)))
     moved = np.flatnonzero(known.is_hashed & ~are_same(known, stats, is_there))
     try:
-        stats[moved], digests = memo.hashed([paths[number] for number in moved.tolist()], map_=map_)
+        stats[moved], digests = memo.hashed(known.take(moved).paths, map_=map_)
     except FileNotFoundError as err:
         raise _changed(str(err.filename), "is gone") from err
     for number, now in zip(moved.tolist(), hexes(digests), strict=True):
@@ -295,7 +331,7 @@ def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
     For workers: a file that moved is hashed by each of them, once for each state.
     """
     known = SourceFiles.of(files)
-    stats, is_there, _ = _states(known)
+    stats, is_there = _stats(known, np.arange(len(known)))
     for number in np.flatnonzero(~are_same(known, stats, is_there)).tolist():
         file = known[number]
         if not is_there[number]:
@@ -304,13 +340,6 @@ def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
         _require_content(file, hashed.xxh3_128)
         stats[number] = hashed.stat
     return [tuple(stat) if there else None for stat, there in zip(stats.tolist(), is_there.tolist(), strict=True)]
-
-
-def _states(files: SourceFiles) -> tuple[Array, Array, list[str]]:
-    """Returns the stats of files as they are now, whether there is one, and their paths."""
-    paths = files.paths
-    look_up(path for path in paths if MIRRORS in path)
-    return (*stats_of(paths), paths)
 
 
 def are_same(files: SourceFiles, stats: Array, is_there: Array) -> Array:

@@ -6,6 +6,7 @@ Members of tars are found by name here, many at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -262,25 +263,32 @@ class RecordingLister:
             is_enough = not self.lists_tars and not len(unknown) and has_index(path, cache_root=task.cache_root)
             return [path] if not is_enough or (is_hashed and not is_hash_known(path)) else []
         unknown = task.rows.filter(pc.or_(is_unknown, pc.equal(task.rows["size"], UNLOCATED)))
-        return [task.paths[number] for number in pc.unique(unknown["file"]).to_pylist()]
+        paths = task.paths if len(unknown) else {}
+        return [paths[number] for number in pc.unique(unknown["file"]).to_pylist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocateTask:
     """The rows of one source file, or a run of rows whose media are files of their own.
 
-    group: its number. name: of the source file. paths: by `file` number, the files to open. rows: columns of ROW_SCHEMA
-    that a kind asks for; empty where only the tar tells the rows. column: that holds the audio of an `hf` source. keep:
-    the fields of `source.keep_columns`, sorted.
+    group: its number. name: of the source file. numbers, files: of the files to open, these as arrow's bytes. rows:
+    columns of ROW_SCHEMA that a kind asks for; empty where only the tar tells the rows. column: that holds the audio of
+    an `hf` source. keep: the fields of `source.keep_columns`, sorted.
     """
 
     group: int
     name: str
-    paths: dict[int, str]
+    numbers: tuple[int, ...]
+    files: Any
     rows: pa.Table
     cache_root: str
     column: str = ""
     keep: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> dict[int, str]:
+        """The paths by `file` number, made when they are asked for: tasks of millions of files wait together."""
+        return dict(zip(self.numbers, map(os.fsdecode, self.files.to_pylist()), strict=True))
 
     def tar_index(self) -> TarIndex | UnreadableTar:
         """Returns the index of the task's tar, or why there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import ManifestError, SampleError
+from forebay.rows.columns_aside import TextsAside
 from forebay.rows.image_facts import flattened
 from forebay.rows.kept_columns import column_of, concatenated, names_of, parts_of_rows, values_in, with_kept
 from forebay.rows.manifest import (
@@ -39,17 +40,10 @@ from forebay.rows.named_files import path_stem
 from forebay.rows.reader import FilePiece, Sink
 from forebay.rows.readers.json_lines import JsonError
 from forebay.rows.source_table import SourceFiles
-from forebay.store.files import sweep, temporary_name
-from forebay.store.layout import BUILDING, Array, Group
+from forebay.store.layout import Array, Group
 from forebay.store.source_files import SourceFile
 
-HELD_BYTES = 4 << 20
-"""Texts of a piece, or of a listing, that are held as they are."""
-_BLOCK_ROWS = 4096
 _TEXT = pa.large_string()
-_SCHEMA = pa.schema([pa.field("text", _TEXT)])
-
-
 _ROWS_PER_BATCH = 4096
 PART_ROWS = schema_of(
     "sample_id:large_string? explicit_id:bool text:large_string? kind:string? reason:string? message:large_string?"
@@ -63,69 +57,6 @@ PART_ITEMS = schema_of("path:large_string? member:large_string offset:int64 size
 TEXT_AT = "text_at"
 """The column of rows whose texts lie aside: their places among the texts of all parts."""
 _NOUNS: Mapping[Group, str] = {"audio": "a recording", "image": "an image"}
-
-
-@dataclass(slots=True)
-class TextsAside:
-    """Texts of a listing: held, or, where they are too many, in a file that is gone when it is mapped.
-
-    Only what is looked at takes memory then, and the machine may take that back. A process sends the file's name. The
-    file is under the cache root; where that cannot be written, texts are held. A file of a process that was killed is
-    swept like all that is written aside.
-    """
-
-    held: Any
-    path: Path | None = None
-
-    @classmethod
-    def of(cls, blocks: Iterable[Any], cache_root: str) -> TextsAside:
-        """Returns the texts of some arrays that follow each other; no more than HELD_BYTES of them are held."""
-        held: list[Any] = []
-        rest = iter(blocks)
-        for block in rest:
-            held.append(block)
-            if sum(each.nbytes for each in held) > HELD_BYTES:
-                return cls._written(itertools.chain(held, rest), cache_root)
-        return cls(pa.chunked_array(held, _TEXT))
-
-    @classmethod
-    def _written(cls, blocks: Iterable[Any], cache_root: str) -> TextsAside:
-        path = temporary_name(Path(cache_root) / BUILDING / "texts")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            sweep(path.parent)
-            file = pa.OSFile(str(path), "wb")
-        except OSError:
-            return cls(pa.chunked_array([*blocks], _TEXT))
-        with file, pa.ipc.new_file(file, _SCHEMA) as writer:
-            for block in blocks:
-                writer.write_table(pa.table([block], schema=_SCHEMA))
-        return cls(None, path)
-
-    def column(self) -> pa.ChunkedArray:
-        """Returns the texts."""
-        if self.path is not None:
-            with pa.memory_map(str(self.path)) as mapped:
-                self.held = pa.ipc.open_file(mapped).read_all()["text"]
-            self.path.unlink()
-            self.path = None
-        return self.held
-
-
-def gathered(parts: Sequence[pa.ChunkedArray], places: Array, cache_root: str) -> pa.ChunkedArray:
-    """Returns texts by their places in the parts, put together, some rows at a time."""
-    whole = [part.combine_chunks() if part.num_chunks > 1 else part.chunk(0) for part in parts if len(part)]
-    bases = np.cumsum([0, *map(len, whole)])
-
-    def blocks() -> Iterator[Any]:
-        for start in range(0, len(places), _BLOCK_ROWS):
-            block = places[start : start + _BLOCK_ROWS]
-            owner = np.searchsorted(bases, block, side="right") - 1
-            taken = [whole[n].take(pa.array(block[owner == n] - bases[n])) for n in np.unique(owner).tolist()]
-            back = np.argsort(np.argsort(owner, kind="stable"), kind="stable")
-            yield pa.concat_arrays(taken).take(pa.array(back))
-
-    return TextsAside.of(blocks(), cache_root).column()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, overload
@@ -15,11 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.store.layout import Array
-from forebay.store.memo import digests_of, hexes
-from forebay.store.source_files import SourceFile, below
+from forebay.store.memo import SIZE, digests_of, hexes
+from forebay.store.source_files import SourceFile, StoredSources, below
 
 _NAME = pa.large_binary()
 _DIGEST_BYTES = 16
+_IN_CHUNK = 1 << 19
+"""Names that one array of arrow with 32-bit offsets holds, however long they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +157,17 @@ class SourceFiles(Sequence[SourceFile]):
         own[numbers], has_stat[numbers] = stats, is_there
         return replace(self, stats=own, has_stat=has_stat)
 
+    def stored(self) -> StoredSources:
+        """Returns the files as a sealed cache remembers them."""
+        digits = np.frombuffer(self.digests[self.is_hashed].tobytes().hex().encode("ascii"), np.uint8)
+        ends = np.cumsum(np.append(0, self.is_hashed * np.int32(2 * _DIGEST_BYTES)), dtype=np.int32)
+        hashes = pa.Array.from_buffers(pa.string(), len(self), [None, pa.py_buffer(ends), pa.py_buffer(digits)])
+        sizes = np.where(self.has_stat, self.stats[:, SIZE], -1)
+        names = pa.chunked_array(
+            [self.names.slice(at, _IN_CHUNK).cast(pa.binary()) for at in range(0, len(self), _IN_CHUNK)], pa.binary()
+        )
+        return StoredSources.of_columns(names, self.entries, self.is_listed, hashes, sizes)
+
     def with_digests(self, numbers: Array, digests: Array) -> SourceFiles:
         """Returns the files with the hashes of some of them."""
         own, is_hashed = self.digests.copy(), self.is_hashed.copy()
@@ -179,6 +192,18 @@ class SourceFiles(Sequence[SourceFile]):
         """All paths."""
         return _decoded(self.written_paths())
 
+    def each_path(self) -> EachFile:
+        """Returns all paths, each made when it is asked for."""
+        return EachFile(len(self), lambda at: str(self[at].path))
+
+    def each_name(self) -> EachFile:
+        """Returns all names, each made when it is asked for."""
+        return EachFile(len(self), lambda at: os.fsdecode(self.names[at].as_py()))
+
+    def each_hash(self) -> EachFile:
+        """Returns all hashes, each made when it is asked for."""
+        return EachFile(len(self), lambda at: self.digests[at].tobytes().hex() if self.is_hashed[at] else "")
+
     @property
     def all_names(self) -> list[str]:
         """All names."""
@@ -189,6 +214,13 @@ class SourceFiles(Sequence[SourceFile]):
         """All names as `shown_name` has them."""
         return [name.decode("utf-8", "backslashreplace") for name in self.names.to_pylist()]
 
+    def shown(self) -> pa.Array:
+        """Returns all names as `shown_name` has them, as arrow's strings."""
+        try:
+            return self.names.cast(pa.large_string())
+        except pa.ArrowInvalid:  # a name that is not UTF-8
+            return pa.array(self.shown_names, pa.large_string())
+
     @property
     def hashes(self) -> list[str]:
         """All hashes, as `SourceFile.xxh3_128`."""
@@ -196,6 +228,25 @@ class SourceFiles(Sequence[SourceFile]):
         for number in np.flatnonzero(~self.is_hashed).tolist():
             found[number] = ""
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class EachFile(Sequence[str]):
+    """A text of each of some files, made when it is asked for: of millions of files all would be much."""
+
+    size: int
+    make: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        places = range(self.size)[at]
+        return list(map(self.make, places)) if isinstance(places, range) else self.make(places)
 
 
 def _decoded(written: Any) -> list[str]:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from forebay.store.remote.raw.raw_sources import is_file, localized
 from forebay.store.remote.small_files import RemoteRoot
 from forebay.store.source_files import (
     ABSENT,
+    ShownSources,
     SourceState,
-    StoredSource,
+    StoredSources,
     compare_derived,
     compare_sources,
     described,
@@ -35,6 +37,7 @@ from forebay.store.source_files import (
     source_differences,
     steps_differences,
 )
+from forebay.store.source_index import SourceIndex
 from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
@@ -74,7 +77,13 @@ class Sealed:
         """Whether it was made of other caches: then it is only used where it is named."""
         return is_derived(self.metadata["recipe"])
 
-    def sources(self) -> list[StoredSource]:
+    @property
+    def sources_sum(self) -> str | None:
+        """The xxh3-128 of the list of its sources, as metadata.json has it."""
+        found = self.metadata["files"].get(SOURCES_NAME)
+        return None if found is None else str(found["xxh3_128"])
+
+    def sources(self) -> StoredSources:
         """Returns the files it was made of. Raises CacheCorruptError where their list is not what was sealed."""
         path = self.folder / SOURCES_NAME
         if SOURCES_NAME in self.metadata["files"]:
@@ -139,7 +148,7 @@ def _sealed_there(remote: RemoteRoot) -> list[Sealed]:
 
 def _read_sealed(folder: Path, *, url: Url | None = None) -> Sealed | None:
     try:
-        metadata = read_metadata(folder)
+        metadata = read_metadata(folder, is_exact=False)
         if "recipe" not in metadata:
             return None
         check_found(folder, metadata)
@@ -199,28 +208,66 @@ class _Search:
     memo: Memo | None
     found: Sealed | None = None
     seen: list[Sealed] = field(default_factory=list)
-    misses: list[tuple[SourceState, Sealed, list[str]]] = field(default_factory=list)
+    misses: list[tuple[SourceState, Sealed]] = field(default_factory=list)
+
+    @cached_property
+    def shown(self) -> ShownSources:
+        """The files of the config."""
+        return ShownSources(self.config)
+
+    @cached_property
+    def index(self) -> SourceIndex:
+        """The facts of the lists of sources under the root."""
+        return SourceIndex(self.config.cache_root, self.shown, self.memo_of())
+
+    def memo_of(self) -> Memo:
+        """Returns the memo of the root."""
+        self.memo = Memo.of(self.config) if self.memo is None else self.memo
+        return self.memo
 
     def look_at(self, sealed: Sequence[Sealed]) -> None:
         """Compares those of the recipe until one has the sources of the config."""
         # Any layout has the same values; that of the config is read as its user means it to be.
         ordered = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != self.config.codec)
         self.seen += [cache for cache in ordered if not cache.is_derived]
-        for cache, sources in _candidates(self.config, self.recipe, ordered):
-            self.memo = Memo.of(self.config) if self.memo is None else self.memo
-            self.memo.add_file(cache.folder / MEMO_NAME)
-            compare = compare_derived if cache.is_derived else compare_sources
-            state, names = compare(self.config, sources, self.memo, may_hash=self.may_hash)
-            if cache.is_derived:
-                logger.info("loader.cache_dir %s is %s", cache.place, described(cache.metadata["recipe"]))
-            if cache.is_derived and state == "changed":
-                raise CacheMismatchError(_stale(cache, names), code="FB405")
-            if state == "same":
+        for cache in ordered:
+            if (state := self._state(cache)) == "same":
                 is_better = self.found is None or cache.metadata.get("codec") == self.config.codec
                 self.found = cache if is_better else self.found
-                return
-            self.misses.append((state, cache, names))
-            logger.debug("%s: sources are %s %s", cache.place, state, names)
+                break
+            if state is not None:
+                self.misses.append((state, cache))
+                logger.debug("%s: sources are %s", cache.place, state)
+        if "index" in self.__dict__:
+            self.index.save()
+
+    def _state(self, cache: Sealed) -> SourceState | None:
+        """Returns how the sources of a cache are; None of one that is not meant, or cannot be used."""
+        config = self.config
+        if not _answers(cache, self.recipe) or (cache.is_derived and not config.loader.cache_dir):
+            return None
+        is_indexed = not (cache.is_derived or config.source.confined or self.shown.is_unlisted)
+        name = cache.sources_sum if is_indexed else None
+        if name is not None and self.index.rules_out(name):
+            return "changed"
+        if (found := _readable(config, cache)) is None:
+            return None
+        here, stored = found
+        if name is not None:
+            self.index.add(name, stored)
+        state, names = self._compared(here, stored)
+        if cache.is_derived:
+            logger.info("loader.cache_dir %s is %s", cache.place, described(cache.metadata["recipe"]))
+        if cache.is_derived and state == "changed":
+            raise CacheMismatchError(_stale(cache, names), code="FB405")
+        return state
+
+    def _compared(self, cache: Sealed, stored: StoredSources) -> tuple[SourceState, list[str]]:
+        memo = self.memo_of()
+        memo.add_file(cache.folder / MEMO_NAME)
+        if cache.is_derived:
+            return compare_derived(self.config, stored, memo, may_hash=self.may_hash)
+        return compare_sources(self.shown, stored, memo, may_hash=self.may_hash)
 
     def result(self) -> Lookup:
         if self.found is not None:
@@ -229,12 +276,13 @@ class _Search:
             nearest = _nearest(self.config, self.recipe, self.seen)
             differs = differences(self.recipe.document, nearest.metadata["recipe"]) if nearest else []
             return Lookup(recipe=self.recipe, nearest=nearest, differs=differs)
-        state, cache, names = min(self.misses, key=lambda miss: _RANK[miss[0]])
+        state, cache = min(self.misses, key=lambda miss: _RANK[miss[0]])
         if state == "absent":
             return Lookup(recipe=self.recipe, found=cache, state=state)
         differs = [{"field": "sources", "wanted": "not hashed", "stored": cache.key[:SHORT]}]
-        if state == "changed":
-            differs = source_differences(self.config, cache.sources(), names, self.memo)
+        if state == "changed" and (found := _readable(self.config, cache)) is not None:
+            names = self._compared(*found)[1]
+            differs = source_differences(self.config, found[1], names, self.memo)
         return Lookup(recipe=self.recipe, nearest=cache, differs=differs, state=state)
 
 
@@ -267,24 +315,19 @@ def _named_cache(config: Config) -> Sealed:
     return Sealed(folder=folder, metadata=metadata, url=url)
 
 
-def _candidates(
-    config: Config, recipe: KeyedRecipe, sealed: Sequence[Sealed]
-) -> list[tuple[Sealed, list[StoredSource]]]:
-    """Caches of the recipe with their sources. A damaged one is left out, so that a build makes it again."""
-    found: list[tuple[Sealed, list[StoredSource]]] = []
-    for cache in sealed:
-        if not _answers(cache, recipe) or (cache.is_derived and not config.loader.cache_dir):
-            continue
-        try:
-            here = mirrored(cache, config.remote)
-            sources = here.sources()
-            _require_confined(config, here, sources)
-            found.append((here, sources))
-        except (CacheCorruptError, CacheMismatchError, CacheNotFoundError) as err:
-            if config.loader.cache_dir:
-                raise
-            logger.warning("leaving out %s", err)
-    return found
+def _readable(config: Config, cache: Sealed) -> tuple[Sealed, StoredSources] | None:
+    """Returns a cache on this node with its sources; None of a damaged one, so that a build makes it again."""
+    try:
+        here = mirrored(cache, config.remote)
+        # As it was written, to the letter: who opens a cache compares that too, and a root of many has no time for it.
+        stored = replace(here, metadata=read_metadata(here.folder)).sources()
+        _require_confined(config, here, stored)
+    except (CacheCorruptError, CacheMismatchError, CacheNotFoundError) as err:
+        if config.loader.cache_dir:
+            raise
+        logger.warning("leaving out %s", err)
+        return None
+    return here, stored
 
 
 def _answers(cache: Sealed, recipe: KeyedRecipe) -> bool:
@@ -294,7 +337,7 @@ def _answers(cache: Sealed, recipe: KeyedRecipe) -> bool:
     return bool(cache.metadata["recipe_key"] == recipe.key)
 
 
-def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSource]) -> None:
+def _require_confined(config: Config, cache: Sealed, sources: StoredSources) -> None:
     """Raises CacheMismatchError under `source.confined` for a cache that may hold files from elsewhere."""
     config = localized(config) if config.source.confined else config
     if config.source.confined and cache.is_derived and cache.metadata.get(CONFINED) is not True:

@@ -15,6 +15,7 @@ Its time says when the use began, to the hour. Notes decide nothing about values
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -49,6 +50,8 @@ _TASK_FILES, _TASK_BYTES = 256, 64 << 20
 _THREADS = 8
 _BLOCK = 4096
 """Paths that are strings at once."""
+_LOOKED_UP = 16_384
+"""Entries that are copied at once."""
 _RECORD = np.dtype([("stat", "<i8", (5,)), ("hashed_at_ns", "<i8"), ("xxh3_128", "V16")])
 Stat = tuple[int, int, int, int, int]
 """Device, inode, size in bytes, time of the last change of the content and of anything, in ns."""
@@ -74,7 +77,8 @@ Hashing = Callable[[Callable[[Sequence[AnyPath]], bytes], Sequence[Sequence[AnyP
 class Memo:
     """Hashes by stat, loaded from `<cache_root>/hashes.memo` and from sealed caches.
 
-    A root may remember millions of loose files, so entries are records of an array, sorted by a hash of their stat.
+    A root may remember millions of loose files, so entries are records of an array. `_order` sorts them by 64 bits of
+    their stats, which are `_places`.
     """
 
     def __init__(self, root: Path, *, trusts_etags: bool = False) -> None:
@@ -82,6 +86,7 @@ class Memo:
         self.path = root / FILE_NAME
         self._trusts_etags = trusts_etags
         self._records, self._places = np.zeros(0, _RECORD), np.zeros(0, np.uint64)
+        self._order = np.zeros(0, np.int64)
         self._saved: Stat | None = None
         self.add_file(self.path)
 
@@ -92,15 +97,7 @@ class Memo:
 
     def add_file(self, path: Path) -> None:
         """Adds the entries of a memo file; one that is missing or damaged adds none, which costs time only."""
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return
-        body = memoryview(data)[16:]
-        if len(data) < 16 or len(body) % _RECORD.itemsize or xxhash.xxh3_128_digest(body) != data[:16]:
-            logger.warning("ignoring damaged memo %s; files will be hashed again", path)
-            return
-        self._add(np.frombuffer(body, _RECORD))
+        self._add(records_in(path, _RECORD))
 
     def known(self, path: Path) -> str | None:
         """Returns the hash of a file as it is now; None where it has to be read, OSError where it is absent."""
@@ -112,10 +109,13 @@ class Memo:
 
         stats: as they are now, see `stats_of`.
         """
-        at, is_known = self._find(stats)
-        records = self._records[at] if len(self._records) else np.zeros(len(at), _RECORD)
-        is_known = is_known & ~is_young(records["stat"], records["hashed_at_ns"])
-        digests = records["xxh3_128"]
+        digests, is_known = np.zeros(len(stats), "V16"), np.zeros(len(stats), bool)
+        for start in range(0, len(stats) if len(self._records) else 0, _LOOKED_UP):
+            block = slice(start, start + _LOOKED_UP)
+            at, is_there = self._find(stats[block])
+            records = self._records[at]
+            is_known[block] = is_there & ~is_young(records["stat"], records["hashed_at_ns"])
+            digests[block] = records["xxh3_128"]
         unknown = np.flatnonzero(~is_known & (stats[:, 0] < 0)).tolist() if self._trusts_etags else ()
         for number in unknown:
             if (twin := _etag_stat(paths[number])) is not None:
@@ -170,35 +170,53 @@ class Memo:
 
         stats: as they are now, where somebody has just looked; zeros of what is not there.
         """
-        records = self._records
+        order = self._order
         if paths is not None:
             stats, is_there = stats_of(paths) if stats is None else (stats, stats.any(axis=1))
             objects = np.flatnonzero(stats[:, 0] < 0).tolist()
             twins = [twin for number in objects if (twin := _etag_stat(paths[number])) is not None]
             at, is_known = self._find(np.concatenate([stats[is_there], np.array(twins, np.int64).reshape(-1, 5)]))
-            records = records[np.unique(at[is_known])]
-        body = records[np.lexsort(records["stat"].T[::-1])].tobytes()
-        return xxhash.xxh3_128_digest(body) + body
+            order = np.unique(at[is_known])
+        order = order[np.lexsort([self._records["stat"][order, column] for column in (4, 3, 2, 1, 0)])]
+        buffer, state = io.BytesIO(bytes(16)), xxhash.xxh3_128()
+        buffer.seek(16)
+        for start in range(0, len(order), _LOOKED_UP):
+            block = self._records[order[start : start + _LOOKED_UP]].tobytes()
+            state.update(block)
+            buffer.write(block)
+        buffer.seek(0)
+        buffer.write(state.digest())
+        return buffer.getvalue()
 
     def _find(self, stats: Array) -> tuple[Array, Array]:
         """Returns where the entries of stats are, int64 [stats], and bool [stats], whether there are any."""
         if not len(self._records):
             return np.zeros(len(stats), np.int64), np.zeros(len(stats), bool)
-        wanted = anywhere(stats)
-        places = _mixed(wanted)
-        at = np.minimum(np.searchsorted(self._places, places), len(self._places) - 1)
-        is_same_file = (anywhere(self._records["stat"][at]) == wanted).all(axis=1)
-        return at, (self._places[at] == places) & is_same_file
+        at, is_known = np.zeros(len(stats), np.int64), np.zeros(len(stats), bool)
+        for start in range(0, len(stats), _LOOKED_UP):
+            block = slice(start, start + _LOOKED_UP)
+            wanted = anywhere(stats[block])
+            places = _mixed(wanted)
+            sorted_at = np.minimum(np.searchsorted(self._places, places), len(self._places) - 1)
+            at[block] = self._order[sorted_at]
+            is_same_file = (anywhere(self._records["stat"][at[block]]) == wanted).all(axis=1)
+            is_known[block] = (self._places[sorted_at] == places) & is_same_file
+        return at, is_known
 
     def _add(self, records: Array) -> None:
         """Takes entries in; of two of one file the later counts, and of two as late the one that was there before."""
         if not len(records):
             return
-        found = np.concatenate([self._records, records])
-        places = _mixed(anywhere(found["stat"]))
-        order = np.lexsort((-np.arange(len(found)), found["hashed_at_ns"], places))
-        order = order[np.append(np.diff(places[order]) != 0, [True])]
-        self._records, self._places = found[order], places[order]
+        places = np.empty(len(self._records) + len(records), np.uint64)
+        places[self._order], places[len(self._records) :] = self._places, _mixed(anywhere(records["stat"]))
+        self._records = np.concatenate([self._records, records])
+        order = np.lexsort((-np.arange(len(places)), self._records["hashed_at_ns"], places))
+        is_last = np.append(np.diff(places[order]) != 0, [True])
+        if not is_last.all():
+            kept = np.sort(order[is_last])
+            self._records, places = self._records[kept], places[kept]
+            order = np.argsort(places)
+        self._order, self._places = order, places[order]
 
     def _save(self) -> None:
         # Another builder may have saved since: take its entries in. What two writers lose to each other is hashed
@@ -211,6 +229,19 @@ class Memo:
             self._saved = stat_now(self.path)
         except OSError as err:
             logger.info("hashes are not kept: %s: %s", self.path, err.strerror)
+
+
+def records_in(path: Path, kind: np.dtype[Any]) -> Array:
+    """Returns the records of a file that begins with their xxh3-128; none of one that is missing or damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return np.zeros(0, kind)
+    body = memoryview(data)[16:]
+    if len(data) < 16 or len(body) % kind.itemsize or xxhash.xxh3_128_digest(body) != data[:16]:
+        logger.warning("ignoring damaged memo %s; what it held is found again", path)
+        return np.zeros(0, kind)
+    return np.frombuffer(body, kind)
 
 
 def hexes(digests: Array) -> list[str]:

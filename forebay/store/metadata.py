@@ -72,18 +72,26 @@ def _text(document: Mapping[str, Any]) -> bytes:
 
 
 def read_metadata(
-    folder: AnyFolder, *, format_version: int = FORMAT_VERSION, oldest: int | None = None
+    folder: AnyFolder, *, format_version: int = FORMAT_VERSION, oldest: int | None = None, is_exact: bool = True
 ) -> dict[str, Any]:
     """Returns the document of a folder. oldest: the first form that is read; None: `format_version` alone.
+
+    is_exact: its spelling is compared too, which takes longer than all else.
 
     Raises CacheNotFoundError for no folder, CacheIncompleteError for one that is not sealed, CacheCorruptError where
     the file is not as it was written, CacheMismatchError where a newer or an older forebay wrote it.
     """
-    return parse_metadata(folder, _read(folder / FILE_NAME), format_version=format_version, oldest=oldest)
+    data = _read(folder / FILE_NAME)
+    return parse_metadata(folder, data, format_version=format_version, oldest=oldest, is_exact=is_exact)
 
 
 def parse_metadata(
-    folder: AnyFolder, data: bytes, *, format_version: int = FORMAT_VERSION, oldest: int | None = None
+    folder: AnyFolder,
+    data: bytes,
+    *,
+    format_version: int = FORMAT_VERSION,
+    oldest: int | None = None,
+    is_exact: bool = True,
 ) -> dict[str, Any]:
     """Returns the document of a folder whose metadata.json has these bytes; raises as `read_metadata` does of these."""
     path = folder / FILE_NAME
@@ -106,7 +114,7 @@ def parse_metadata(
             f"preprocess CONFIG, and remove the old one: forebay cache rm {folder}",
             code="FB407",
         )
-    _check(path, document, data)
+    _check(path, document, data if is_exact else None)
     return document
 
 
@@ -148,7 +156,7 @@ def _root_hint(folder: Path) -> str | None:
     )
 
 
-def _check(path: AnyFile, document: dict[str, Any], data: bytes) -> None:
+def _check(path: AnyFile, document: dict[str, Any], data: bytes | None) -> None:
     try:
         computed = checksum(document, is_parsed=True)
     except (ValueError, TypeError, RecursionError) as err:
@@ -158,7 +166,9 @@ def _check(path: AnyFile, document: dict[str, Any], data: bytes) -> None:
             f"{path}: stored checksum {document.get('checksum')}, computed {computed}; "
             "run: forebay preprocess CONFIG --rebuild"
         )
-    if _text(document) != data:  # the same values in another spelling: white space, the case of an exponent
+    if (
+        data is not None and _text(document) != data
+    ):  # the same values in another spelling: white space, the case of an exponent
         raise CacheCorruptError(f"{path} is not as it was written; run: forebay preprocess CONFIG --rebuild")
 
 

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +23,7 @@ from forebay.errors import ConfigError
 from forebay.store.files import fsync_folder, hash_file, sweep, write_all, write_bytes
 from forebay.store.lookup import SOURCES_NAME
 from forebay.store.shared_disk import try_alone
-from forebay.store.source_files import listed_files, load_sources, path_of
+from forebay.store.source_files import StoredSource, listed_files, load_sources, path_of
 from forebay.terminal import first_of
 
 _SUFFIXES = {
@@ -105,7 +105,8 @@ def _paths(value: Any, name: str, base: Path) -> Iterator[tuple[str, Path]]:
 
 def _is_source(path: Path, folder: Path | None, config: Config | None) -> bool:
     """Whether a file is one that the samples were made of: by its place, or of a cache by its content."""
-    stored = load_sources(folder / SOURCES_NAME) if folder and (folder / SOURCES_NAME).is_file() else []
+    is_there = folder is not None and (folder / SOURCES_NAME).is_file()
+    stored: Sequence[StoredSource] = load_sources(folder / SOURCES_NAME) if folder and is_there else []
     paths = [path_of(config, source) for source in stored if source.name.endswith(path.name)] if config else []
     if config is not None and any(Path(each) in path.absolute().parents for each in config.source.places):
         paths += [source.path for source in listed_files(config.source, meaning=config.meaning)]

@@ -14,17 +14,21 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteMissingError
 from forebay.store.inputs import SAMPLES, is_unlisted
 from forebay.store.key import SHORT, differences
-from forebay.store.memo import SIZE, Memo, Stat, hexes, stats_of
+from forebay.store.layout import Array
+from forebay.store.memo import SIZE, Memo, Stat, digests_of, hexes, stats_of
 from forebay.store.remote.raw import raw_sources as sources
 from forebay.store.remote.raw.raw_sources import localized
 
@@ -32,6 +36,8 @@ logger = logging.getLogger(__name__)
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
 _BLOCK = 4096
+_MOST_BYTES = 1 << 31
+"""Bytes of the texts that one array of arrow holds under 32-bit offsets."""
 _DICT = "dataset_dict.json"
 _OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet|text_index/[0-9a-f]{32}\.lines")
 _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
@@ -207,32 +213,139 @@ def _is_ours(path: Path) -> bool:
     return _OURS.fullmatch("/".join(path.parts[-2:])) is not None
 
 
+_COLUMNS = {"name": "binary", "entry": "int32", "listed": "bool", "xxh3_128": "string", "size_bytes": "int64"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredSources(Sequence[StoredSource]):
+    """The sources of a cache, each made when it is asked for. table: arrow's, a column a field, names as bytes."""
+
+    table: Any
+
+    @classmethod
+    def of(cls, sources: Iterable[StoredSource]) -> StoredSources:
+        """Returns some sources, by column."""
+        if isinstance(sources, StoredSources):
+            return sources
+        rows = ((os.fsencode(s.name), s.entry, s.listed, s.xxh3_128, s.size_bytes) for s in sources)
+        return cls.of_columns(*(list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)))
+
+    @classmethod
+    def of_columns(cls, *columns: Any) -> StoredSources:
+        """Returns sources by what each has, in the order of the fields; names are bytes."""
+        import pyarrow as pa
+
+        kinds = [pa.type_for_alias(kind) for kind in _COLUMNS.values()]
+        schema = pa.schema(zip(_COLUMNS, kinds, strict=True))
+        return cls(pa.table([_arrow(c, k) for c, k in zip(columns, kinds, strict=True)], schema=schema))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, at: int) -> StoredSource: ...
+    @overload
+    def __getitem__(self, at: slice) -> StoredSources: ...
+    def __getitem__(self, at: int | slice) -> StoredSource | StoredSources:
+        places = range(len(self))[at]
+        if isinstance(places, range):
+            return (
+                type(self)(self.table.slice(places.start, len(places)))
+                if places.step == 1
+                else self.of(map(self.__getitem__, places))
+            )
+        name, *others = (column[places].as_py() for column in self.table.columns)
+        return StoredSource(os.fsdecode(name), *others)
+
+    def __iter__(self) -> Iterator[StoredSource]:
+        for batch in self.table.to_batches(max_chunksize=_BLOCK):
+            names, *others = (column.to_pylist() for column in batch.columns)
+            yield from map(StoredSource, map(os.fsdecode, names), *others)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(StoredSource.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def numbers(self, name: str) -> Array:
+        """Returns a column of numbers, [sources]."""
+        return _numbers(self.table[name])
+
+    @property
+    def is_hashed(self) -> Array:
+        """Whether a source has a hash, bool [sources]: `ABSENT` is none."""
+        import pyarrow.compute as pc
+
+        return _numbers(pc.binary_length(self.table["xxh3_128"])) > 0  # a scalar of Python's would load pandas
+
+    def where(self, chosen: Array) -> StoredSources:
+        """Returns those that are chosen. chosen: bool [sources]."""
+        import pyarrow as pa
+
+        return self if chosen.all() else type(self)(self.table.filter(_arrow(chosen, pa.bool_())))
+
+    def names_at(self, chosen: Array) -> list[str]:
+        """Returns the names of those that are chosen. chosen: bool [sources]."""
+        return [os.fsdecode(name) for name in self.where(chosen).table["name"].to_pylist()]
+
+
+def chunks_of(column: Any) -> list[Any]:
+    """Returns the chunks of a column of arrow's, one if it is an array."""
+    return getattr(column, "chunks", [column])
+
+
+def _arrow(values: Any, kind: Any) -> Any:
+    """Returns values as a column, those of texts as bytes or strings; arrow's own conversion loads pandas."""
+    import pyarrow as pa
+
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        numbers = np.asarray(values, bool if pa.types.is_boolean(kind) else str(kind))
+        data = np.packbits(numbers, bitorder="little") if pa.types.is_boolean(kind) else numbers
+        return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(data))])
+    texts = [value if isinstance(value, bytes) else value.encode("utf-8") for value in values]
+    if sum(map(len, texts)) >= _MOST_BYTES and (half := len(texts) // 2):
+        return pa.chunked_array([c for part in (texts[:half], texts[half:]) for c in chunks_of(_arrow(part, kind))])
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    return pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))])
+
+
+def _numbers(column: Any) -> Array:
+    """Returns a column of numbers or truth values; arrow's own conversion loads pandas."""
+    import pyarrow as pa
+
+    is_bool = pa.types.is_boolean(column.type)
+    if not len(column):
+        return np.zeros(0, bool if is_bool else str(column.type))
+    whole = (column.cast(pa.int8()) if is_bool else column).combine_chunks()
+    kind = np.dtype(str(whole.type))
+    found = np.frombuffer(whole.buffers()[1], kind, len(whole), kind.itemsize * whole.offset)
+    return found.astype(bool) if is_bool else found
+
+
 def dump_sources(sources: Iterable[StoredSource]) -> bytes:
     """Returns the parquet file that a cache keeps of its sources."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kinds = {"name": "binary", "entry": "int32", "listed": "bool", "xxh3_128": "string", "size_bytes": "int64"}
-    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in kinds.items()])
-    left, blocks = iter(sources), []
-    while block := list(itertools.islice(left, _BLOCK)):
-        columns = [[getattr(source, name) for source in block] for name in kinds]
-        blocks.append(pa.record_batch([list(map(os.fsencode, columns[0])), *columns[1:]], schema=schema))
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_batches(blocks, schema).combine_chunks(), buffer, compression="zstd")
+    pq.write_table(StoredSources.of(sources).table.combine_chunks(), buffer, compression="zstd")
     return buffer.getvalue()
 
 
-def load_sources(path: Path) -> list[StoredSource]:
-    """Returns the sources that a cache was made of. Raises CacheCorruptError where the file is not what was written."""
+def load_sources(path: Path, data: bytes | None = None) -> StoredSources:
+    """Returns the sources that a cache was made of. data: of the file, where somebody has read it.
+
+    Raises CacheCorruptError where the file is not what was written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:  # `read_table` imports pyarrow.dataset, and that pandas if it is installed
-            columns = file.read().to_pydict()
-        names, *others = (columns[field.name] for field in fields(StoredSource))
-        return list(map(StoredSource, map(os.fsdecode, names), *others))
+        # `read_table` imports pyarrow.dataset, and that pandas if it is installed
+        with pq.ParquetFile(path if data is None else pa.BufferReader(data)) as file:
+            table = file.read(use_threads=False)
+        return StoredSources.of_columns(*(table[name].cast(pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()))
     except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
         raise CacheCorruptError(
             f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"
@@ -242,70 +355,101 @@ def load_sources(path: Path) -> list[StoredSource]:
 SourceState = Literal["same", "changed", "absent", "unknown"]
 
 
+class ShownSources:
+    """The source files that a config shows now: named once and looked at once, whatever caches are compared with them.
+
+    config: with mirrors in place of URLs. is_unlisted: it is code whose samples are not listed.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = sources.localized(config)
+        self.is_unlisted = is_unlisted(config)
+        self._looked_at: tuple[list[str], tuple[Array, Array]] = ([], (np.zeros((0, 5), np.int64), np.zeros(0, bool)))
+
+    @cached_property
+    def listed(self) -> StoredSources:
+        """The files that the entries of `source.manifest` stand for; nobody has looked at them."""
+        found = entry_files(self.config.source, meaning=self.config.meaning)
+        names = [os.fsencode(name) for each in found for name in each.names]
+        entries = np.repeat(
+            np.array([each.entry for each in found], np.int32), np.array([len(each.names) for each in found], np.int64)
+        )
+        return StoredSources.of_columns(
+            names, entries, np.ones(len(names), bool), [b""] * len(names), np.full(len(names), -1)
+        )
+
+    def stats(self, paths: list[str]) -> tuple[Array, Array]:
+        """Returns what `stats_of` does; of the paths that were asked for last as they were then."""
+        if self._looked_at[0] != paths:
+            sources.look_up(path for path in paths if sources.MIRRORS in path)
+            self._looked_at = paths, stats_of(paths, sources.file_stat)
+        return self._looked_at[1]
+
+
 def compare_sources(
-    config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
+    shown: ShownSources, stored: StoredSources, memo: Memo, *, may_hash: bool
 ) -> tuple[SourceState, list[str]]:
     """Returns whether the raw data is what a cache was made of, and the names that are not.
 
     `absent` only where nothing that is there differs: a source that is there and changed never hits. What a store does
     not show, or a bucket that is gone, is absent, with a warning: who trains need not be who may read it.
     """
-    if is_unlisted(config):  # edited code yields other samples, as far as anybody knows
+    if shown.is_unlisted:  # edited code yields other samples, as far as anybody knows
         return "changed", [SAMPLES]
     try:
-        return _compared(sources.localized(config), stored, memo, may_hash=may_hash)
+        return _compared(shown, stored, memo, may_hash=may_hash)
     except (RemoteDeniedError, RemoteMissingError) as err:
         logger.warning("%s; the cache is not compared with its sources", err)
         return "absent", []
 
 
 def _compared(
-    config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
+    shown: ShownSources, stored: StoredSources, memo: Memo, *, may_hash: bool
 ) -> tuple[SourceState, list[str]]:
-    entries = entry_files(config.source, meaning=config.meaning)
-    # Columns, not pairs: of loose files there are millions, and the collector of cycles would visit each pair.
-    listed = [name for each in entries for name in each.names]
-    listed_of = [each.entry for each in entries for _ in each.names]
-    own = [source for source in stored if source.listed]
-    if listed and (listed != [s.name for s in own] or listed_of != [s.entry for s in own]):
-        there, known = set(zip(listed_of, listed, strict=True)), {(s.entry, s.name) for s in own}
+    config, listed, own = shown.config, shown.listed, stored.where(stored.numbers("listed"))
+    if len(listed) and not are_named_alike(listed, own):
+        there, known = ({(source.entry, source.name) for source in each} for each in (listed, own))
         return "changed", sorted({name for _, name in there ^ known} or {name for _, name in there})
-    if not listed and (shown := [s.name for s in own if _file_of(config, s)]):
+    if not len(listed) and (found := [s.name for s in own if _file_of(config, s)]):
         # The cache's manifest is there and the config's is not: it names another one.
-        return "changed", shown
+        return "changed", found
     # A file that was not there when the cache was built is missed by nobody.
-    asked = [source for source in stored if source.xxh3_128 != ABSENT or source.size_bytes < 0]
+    asked = stored.where(stored.is_hashed | (stored.numbers("size_bytes") < 0))
     paths = stored_paths(config, asked)
-    sources.look_up(path for path in paths if sources.MIRRORS in path)
-    stats, is_there = stats_of(paths, sources.file_stat)
-    found = list(itertools.compress(asked, is_there.tolist()))
+    stats, is_there = shown.stats(paths)
+    here, gone = asked.where(is_there), asked.where(~is_there)
     paths, stats = list(itertools.compress(paths, is_there.tolist())), stats[is_there]
     # Sizes first: a file of another size is another file, and costs no reading.
-    sizes = stats[:, SIZE].tolist()
-    if changed := [s.name for s, size in zip(found, sizes, strict=True) if s.size_bytes != size]:
-        return "changed", changed
+    if (is_other := stats[:, SIZE] != here.numbers("size_bytes")).any():
+        return "changed", here.names_at(is_other)
     if not may_hash and not memo.known_of(paths, stats)[1].all():
         return "unknown", []
-    hashes = hexes(memo.hashed(paths, stats=stats)[1])
-    if changed := [s.name for s, now in zip(found, hashes, strict=True) if s.xxh3_128 != now]:
-        return "changed", changed
-    gone = itertools.compress(asked, (~is_there).tolist())
-    absent = [source.name for source in gone if source.xxh3_128 != ABSENT]
+    is_other = memo.hashed(paths, stats=stats)[1] != digests_of(here.table["xxh3_128"].to_pylist())
+    if is_other.any():
+        return "changed", here.names_at(is_other)
+    absent = gone.names_at(gone.is_hashed)
     return "absent" if absent else "same", absent
 
 
-def stored_paths(config: Config, stored: Sequence[StoredSource]) -> list[str]:
+def are_named_alike(some: StoredSources, others: StoredSources) -> bool:
+    """Whether sources have the same names, of the same entries, in the same order."""
+    return len(some) == len(others) and all(some.table[name].equals(others.table[name]) for name in ("name", "entry"))
+
+
+def stored_paths(config: Config, stored: StoredSources) -> list[str]:
     """Returns where sources of a cache would be by the config's manifests; "" where those have no such entry."""
     bases = [anchor(entry) for entry in sources.localized(config).source.places]
     fronts = [None if sources.place_of(base) is not None else below(str(base), [""])[0] for base in bases]
-    found = []
-    for source in stored:
-        if source.entry >= len(bases):
-            found.append("")
-        elif (front := fronts[source.entry]) is None or source.name.startswith("/"):
-            found.append(str(bases[source.entry] / source.name))
-        else:
-            found.append(front + source.name)
+    found: list[str] = []
+    for batch in stored.table.select(["name", "entry"]).to_batches(max_chunksize=_BLOCK):
+        names, entries = map(os.fsdecode, batch["name"].to_pylist()), batch["entry"].to_pylist()
+        for name, entry in zip(names, entries, strict=True):
+            if entry >= len(bases):
+                found.append("")
+            elif (front := fronts[entry]) is None or name.startswith("/"):
+                found.append(str(bases[entry] / name))
+            else:
+                found.append(front + name)
     return found
 
 

@@ -166,8 +166,8 @@ def test_texts_that_are_too_many_to_be_held_lie_in_a_file_that_is_gone(
     alone = read(source, tmp_path)
     aside = tmp_path / "cache_root" / ".building"
     assert not aside.exists()
-    monkeypatch.setattr("forebay.rows.row_pieces.HELD_BYTES", 64)
-    monkeypatch.setattr("forebay.rows.row_pieces._BLOCK_ROWS", 5)
+    monkeypatch.setattr("forebay.rows.columns_aside.HELD_BYTES", 64)
+    monkeypatch.setattr("forebay.rows.columns_aside._TEXT_ROWS", 5)
     monkeypatch.setattr(conversation_jsonl, "BLOCK_BYTES", 200)
     gc.collect()
     held = pa.total_allocated_bytes()

@@ -56,7 +56,7 @@ def spans_of(table: pa.Table) -> dict[str, pa.Array]:
     return {SPAN + name: _seconds(table[name]) for name in names}
 
 
-def span_columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, pa.ChunkedArray]:
+def span_columns(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, pa.ChunkedArray]:
     """Returns fields of JSON objects as columns of seconds."""
     return {n: pa.chunked_array([[_number(row.get(n)) for row in rows]], pa.float64()) for n in names}
 

@@ -282,12 +282,13 @@ def read_json_lines(path: Path, wanted: WantedColumns, *, kept: Collection[str])
     problems: dict[int, tuple[str, str]] = {}
     kept = sorted(kept)
     rows = _objects(path, wanted, kept, names, problems)
-    blocks, parts, spans = [], [], []
+    blocks, parts, spans, start = [], [], dict[int, dict[str, Any]](), 0
     while block := [*itertools.islice(rows, _BLOCK_ROWS)]:
         values, of_kept, of_spans = zip(*block, strict=True)
         blocks.append(pa.table(columns_of(values, kinds)))
         parts.append(parts_of_rows(of_kept, kept))
-        spans += of_spans
+        spans |= {start + at: found for at, found in enumerate(of_spans) if found}
+        start += len(block)
     if not blocks:
         raise ManifestError(f"{path} is empty, wanted an object a line; add them", code="FB204")
     table = pa.concat_tables(blocks)
@@ -295,10 +296,21 @@ def read_json_lines(path: Path, wanted: WantedColumns, *, kept: Collection[str])
         schema=pa.schema([(name, TEXT) for name in names]),
         num_rows=len(table),
         values={name: table[name] for name in kinds}
-        | span_columns(spans, sorted(wanted.spans.intersection(names) - {*kinds})),
+        | span_columns(_Filled(spans, len(table)), sorted(wanted.spans.intersection(names) - {*kinds})),
         parts={name: unified([pa.chunked_array([part[name]]) for part in parts], name) for name in kept},
         problems=problems,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """The rows of a few that say something, and of all others, which say nothing."""
+
+    few: Mapping[int, Mapping[str, Any]]
+    count: int
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return (self.few.get(row, {}) for row in range(self.count))
 
 
 def _objects(

@@ -6,6 +6,7 @@ Recordings have their texts beside them or in a table. The first folder below na
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.rows.audio_facts import locate_files
+from forebay.rows.columns_aside import BLOCK_ROWS
 from forebay.rows.manifest import SPAN, Manifest, MediaPlace, Record, Unused, require_rows, row_table
 from forebay.rows.meanings.recordings import SEVERAL, refuse_differing
 from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
@@ -28,10 +30,11 @@ from forebay.rows.reader import Failures, FilePiece, RecordingLister, RowReader,
 from forebay.rows.readers.json_lines import manifest_lines
 from forebay.rows.readers.table_files import open_rows
 from forebay.rows.source_table import SourceFiles
+from forebay.rows.string_index import StringIndex, first_rows, hashes_of
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.raw_sources import at_hand, files_below, is_folder, place_of, walk
-from forebay.store.source_files import SourceFile
+from forebay.store.source_files import SourceFile, chunks_of
 
 IMAGES_PER_PART = 16_384
 MAX_TEXT_BYTES = 1 << 20
@@ -53,44 +56,51 @@ def list_folder(source: SourceConfig) -> Manifest:
     table. Raises ManifestError for two recordings that a row of the table may mean.
     """
     files = manifest_files(source)
-    paths = files.paths
-    numbers = _recordings(paths)
+    numbers = _recordings(files)
     require_rows(len(numbers), files)
-    names = files.take(numbers).shown_names
+    recordings = files.take(numbers)
+    names = recordings.shown()
     failures, unused = Failures(), Unused()
     columns: dict[str, Any] = {"text": None}
     kept: dict[str, Any] = {}
     if source.texts is None:
-        texts = _texts(paths, numbers.tolist(), names, failures, unused)
-        columns["text"] = pa.array(texts, pa.large_string())
+        columns["text"] = _texts(files, numbers, names, failures, unused)
     else:
         columns, kept = read_texts(source, files, names, failures, unused)
     if source.languages_from_folders:
-        folders = [name.partition("/")[0] if "/" in name else None for name in names]
+        folders = (name.partition("/")[0] if "/" in name else None for name in names.to_pylist())
         columns["language"] = pa.array(folders, pa.large_string())
     rows = row_table({**_places(files, numbers, names), **columns}, num_rows=len(names), kept=kept)
     bad = np.isin(np.arange(len(rows)), [row for row, *_ in failures.found])
     return Manifest(files=files, rows=rows.filter(pa.array(~bad)), rejected=failures.table(), unused=unused.counts)
 
 
-def _recordings(paths: Sequence[str]) -> Array:
+def _recordings(files: SourceFiles) -> Array:
     """The numbers of recordings; one of a form that is not read counts where no other of its name is beside it."""
-    lowered = [path.lower() for path in paths]
-    numbers = [n for n, path in enumerate(lowered) if path.endswith(RECORDINGS)]
-    if unread := [n for n, path in enumerate(lowered) if path.endswith(UNREAD)]:
-        read = {path_stem(paths[number]) for number in numbers}
-        numbers = sorted([*numbers, *(n for n in unread if path_stem(paths[n]) not in read)])
-    return np.array(numbers, np.int64)
+    is_read, is_unread = _end_so(files.names, RECORDINGS), _end_so(files.names, UNREAD)
+    numbers = np.flatnonzero(is_read)
+    if is_unread.any():
+        read = set(map(path_stem, files.take(numbers).paths))
+        unread = np.flatnonzero(is_unread)
+        alone = [path_stem(path) not in read for path in files.take(unread).paths]
+        numbers = np.union1d(numbers, unread[alone])
+    return numbers.astype(np.int64)
 
 
-def _places(files: SourceFiles, numbers: Array, names: Sequence[str]) -> dict[str, Any]:
+def _end_so(names: Any, endings: Sequence[str]) -> Array:
+    """Whether names end so, in any case of letters, bool [names]. names: arrow's binaries."""
+    pattern = "(?i)(" + "|".join(re.escape(ending) for ending in endings) + r")\z"
+    return np.asarray(pc.match_substring_regex(names, pattern))
+
+
+def _places(files: SourceFiles, numbers: Array, names: pa.Array) -> dict[str, Any]:
     """Returns where the recordings are; each entry of `source.manifest` is cut into shards by itself."""
     _, first, inverse = np.unique(files.entries[numbers], return_index=True, return_inverse=True)
     return {
-        "sample_id": pa.array(map(path_stem, names), pa.large_string()),
+        "sample_id": _stems(names),
         "group": pa.array(numbers[first[inverse]], pa.int32()),
         "file": pa.array(numbers, pa.int32()),
-        "member": pa.array(names, pa.large_string()),
+        "member": names,
         "size": pa.array(np.where(files.has_stat, files.stats[:, SIZE], 0)[numbers], pa.int64()),
     }
 
@@ -99,29 +109,53 @@ def _size(file: SourceFile) -> int:
     return 0 if file.stat is None else file.stat[SIZE]
 
 
-def _texts(
-    paths: Sequence[str], numbers: Sequence[int], names: Sequence[str], failures: Failures, unused: Unused
-) -> Iterator[str | None]:
-    """Yields the text of every recording, from the files beside it."""
-    taken = set(numbers)
-    others = [path for number, path in enumerate(paths) if number not in taken and not path.lower().endswith(UNREAD)]
-    listed = _listed_texts([path for path in others if path.endswith(_LISTS)])
-    beside = {path for path in others if not path.endswith(_LISTS)}
-    used: set[str] = set()
-    for row, number in enumerate(numbers):
-        stem = path_stem(paths[number])
-        found = next((path for ending in _BESIDE if (path := stem + ending) in beside), None)
-        if found is None:
-            yield listed.pop(stem, None)
-            continue
-        used.add(found)
-        try:
-            yield _text(found)
-        except UnicodeDecodeError as err:
-            message = f"{found} is not UTF-8: {err}; save it as UTF-8"
-            failures.add(row, path_stem(names[row]), "bad_text", message)
-            yield None
-    unused.merge({"(texts without a recording)": len(beside) - len(used) + len(listed)})
+def _stems(names: Any) -> Any:
+    """Returns names without their extensions, as `path_stem` does."""
+    return pc.replace_substring_regex(names, r"([^/])\.[^./]*\z", r"\1")
+
+
+def _texts(files: SourceFiles, numbers: Array, names: Any, failures: Failures, unused: Unused) -> pa.ChunkedArray:
+    """Returns the text of every recording, from the files beside it."""
+    others = files.take(np.setdiff1d(np.flatnonzero(~_end_so(files.names, UNREAD)), numbers))
+    is_list = np.asarray(pc.ends_with(others.names, _LISTS))
+    listed = _listed_texts(others.take(np.flatnonzero(is_list)).paths)
+    beside = others.take(np.flatnonzero(~is_list))
+    index = StringIndex()
+    index.add(hashes_of(beside.written_paths()), 0)
+    texts, num_used = [], 0
+    for start in range(0, len(numbers), BLOCK_ROWS):
+        recordings = files.take(numbers[start : start + BLOCK_ROWS])
+        found, stems = _beside(recordings, beside, index), list(map(path_stem, recordings.paths))
+        num_used += int(np.count_nonzero(found >= 0))
+        taken, at = iter(beside.take(found[found >= 0]).paths), (found >= 0).tolist()
+        block: list[str | None] = []
+        for row, stem in enumerate(stems):
+            path = next(taken) if at[row] else None
+            try:
+                block.append(listed.pop(stem, None) if path is None else _text(path))
+            except UnicodeDecodeError as err:
+                message = f"{path} is not UTF-8: {err}; save it as UTF-8"
+                failures.add(start + row, path_stem(names[start + row].as_py()), "bad_text", message)
+                block.append(None)
+        texts.append(pa.array(block, pa.large_string()))
+    unused.merge({"(texts without a recording)": len(beside) - num_used + len(listed)})
+    return pa.chunked_array(texts, pa.large_string())
+
+
+def _beside(recordings: SourceFiles, beside: SourceFiles, index: StringIndex) -> Array:
+    """Returns the number of the text file beside each recording, int32 [recordings], -1 where there is none."""
+    found, stems = np.full(len(recordings), -1, np.int32), _stems(recordings.written_paths())
+    for ending in _BESIDE:
+        left = np.flatnonzero(found < 0)
+        if not len(left):
+            break
+        chosen = stems.take(pa.array(left))
+        paths = pc.binary_join_element_wise(
+            chosen, pa.scalar(ending.encode(), chosen.type), pa.scalar(b"", chosen.type)
+        )
+        paths_of, all_paths = lambda at: beside.take(at).written_paths(), beside.written_paths
+        found[left] = index.find(paths, hashes_of(paths), paths_of, all_paths)
+    return found
 
 
 def _text(path: str) -> str:
@@ -244,22 +278,21 @@ READER = RowReader(
 
 
 def read_texts(
-    source: SourceConfig, files: SourceFiles, names: Sequence[str], failures: Failures, unused: Unused
+    source: SourceConfig, files: SourceFiles, names: pa.Array, failures: Failures, unused: Unused
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the columns of `source.texts`, and those that are kept, by recording; null where no row means one.
 
     names: of the recordings, relative to their folder. Rows that mean no recording, or one that an earlier row means,
     have failed, behind the recordings. Raises ManifestError where a row may mean several recordings.
     """
-    number = files.paths.index(str(Path(source.texts or "")))
+    number = pc.index(files.written_paths(), os.fsencode(Path(source.texts or ""))).as_py()
     table = open_rows(files[number], number, source)
     columns, kept = table.values()
-    paths = table.paths().to_pylist()
+    paths = table.paths()
     unused.add(table.unused, rows=len(paths))
-    matched = _Matched(names, files[number].path, len(paths))
-    for row, (written, sample_id) in enumerate(zip(paths, columns["sample_id"].to_pylist(), strict=True)):
-        if (problem := table.problems.get(row) or matched.problem(row, written)) is not None:
-            failures.add(len(names) + row, sample_id, *problem)
+    matched = _Matched(names, files[number].path, paths, table.problems)
+    for row, problem in sorted(matched.problems.items()):
+        failures.add(len(names) + row, columns["sample_id"][row].as_py(), *problem)
     meant = matched.meant != _NO_ROW
     spans = {name: column for name, column in columns.items() if name.startswith(SPAN)}
     rows = {"file": pa.array(matched.meant), "sample_id": columns["sample_id"], "text": columns["text"], **spans}
@@ -271,7 +304,7 @@ def read_texts(
     found = {name: column.take(places) for name, column in columns.items() if column is not None}
     if (given_s := found.get("duration_s")) is not None:
         found["duration_s"] = pc.fill_null(given_s, float("nan"))
-    stems = pa.array([path_stem(name) for name in names], pa.large_string())
+    stems = _stems(names)
     explicit = found.pop("explicit_id", None)
     if explicit is None:
         del found["sample_id"]
@@ -282,42 +315,57 @@ def read_texts(
 
 
 class _Matched:
-    """The row of every recording. rows: int64 [recordings], `_NO_ROW` where there is none. meant: the other way."""
+    """The row of every recording. rows: int64 [recordings], `_NO_ROW` where there is none. meant: the other way.
 
-    def __init__(self, names: Sequence[str], table: Path, num_rows: int) -> None:
-        self._names, self._table = names, table
-        self.meant: Array = np.full(num_rows, _NO_ROW, np.int64)
-        self.rows: Array = np.full(len(names), _NO_ROW, np.int64)
-        self._known: list[dict[str, list[int]]] = [{}, {}, {}, {}]
-        for number, name in enumerate(names):
-            for known, form in zip(self._known, _forms(name), strict=True):
-                known.setdefault(form, []).append(number)
+    problems: why rows give no recording its text, as reason and message; those that are known already among them.
+    """
 
-    def problem(self, row: int, written: str | None) -> tuple[str, str] | None:
-        """Returns why a row gives no recording its text, as reason and message; None where it does."""
-        where = f"{self._table}, row {row + 1}"
-        if not written:
-            return "missing_file", f"{where}: it names no recording; correct the row"
-        name = written.removeprefix("./")
-        # A path goes before the bare name of a file, and a name with its extension before one without.
-        found = next((numbers for known in self._known if (numbers := known.get(name)) is not None), None)
-        if found is None:
-            return "missing_file", f"{where}: no recording is {written!r}; correct the row or add the file"
-        if len(found) > 1:
-            one, other = (self._names[number] for number in found[:2])
+    def __init__(self, names: pa.Array, table: Path, written: Any, problems: Mapping[int, tuple[str, str]]) -> None:
+        """written: what each row of the table names. Raises ManifestError where that may be one of several."""
+        self.problems = dict(problems)
+        is_named = np.asarray(pc.fill_null(pc.not_equal(written, ""), fill_value=False))
+        where = f"{table}, row "
+        for row in np.flatnonzero(~is_named).tolist():
+            self.problems.setdefault(row, ("missing_file", f"{where}{row + 1}: it names no recording; correct the row"))
+        asked = np.setdiff1d(np.flatnonzero(is_named), list(problems))
+        bare = pc.replace_substring_regex(pc.fill_null(written.take(pa.array(asked)), ""), r"\A\./", "")
+        self.meant: Array = np.full(len(written), _NO_ROW, np.int64)
+        self.meant[asked], doubtful = _meant_by(bare, names)
+        if len(doubtful):
+            at, one, other = doubtful[0]
             raise ManifestError(
-                f"{where}: {written!r} may be {one!r} or {other!r}; write the path below source.manifest in the table",
+                f"{where}{asked[at] + 1}: {bare[at].as_py()!r} may be {one!r} or {other!r}; write the path below "
+                "source.manifest in the table",
                 code="FB203",
             )
-        self.meant[row] = found[0]
-        if self.rows[found[0]] != _NO_ROW:
-            first = int(self.rows[found[0]]) + 1
-            return "repeated_row", f"{where}: row {first} is of the same recording, {written!r}; keep one of them"
-        self.rows[found[0]] = row
-        return None
+        for row in asked[self.meant[asked] == _NO_ROW].tolist():
+            message = f"{where}{row + 1}: no recording is {written[row].as_py()!r}; correct the row or add the file"
+            self.problems[row] = "missing_file", message
+        rows = np.flatnonzero(self.meant != _NO_ROW)
+        different, first = np.unique(self.meant[rows], return_index=True)
+        self.rows: Array = np.full(len(names), _NO_ROW, np.int64)
+        self.rows[different] = rows[first]
+        for row in rows[self.rows[self.meant[rows]] != rows].tolist():
+            earlier, name = int(self.rows[self.meant[row]]) + 1, written[row].as_py()
+            message = f"{where}{row + 1}: row {earlier} is of the same recording, {name!r}; keep one of them"
+            self.problems[row] = "repeated_row", message
 
 
-def _forms(name: str) -> Iterator[str]:
-    """Yields how a table may call a recording: path, path without extension, file name, file name without extension."""
-    bare = name.rpartition("/")[2]
-    yield from (name, path_stem(name), bare, path_stem(bare))
+def _meant_by(written: Any, names: pa.Array) -> tuple[Array, list[tuple[int, str, str]]]:
+    """Returns which recording each name means, int64, and the first name that may mean several, with two of these.
+
+    A path goes before the bare name of a file, and a name with its extension before one without.
+    """
+    files = pc.replace_substring_regex(names, r"\A.*/", "")
+    meant, doubtful = np.full(len(written), _NO_ROW, np.int64), list[tuple[int, str, str]]()
+    for form in (names, _stems(names), files, _stems(files)):
+        left = np.flatnonzero(meant == _NO_ROW)
+        first = first_rows(pa.chunked_array([form, *chunks_of(written.take(pa.array(left)))]))
+        found, is_first = first[len(form) :], first[: len(form)] == np.arange(len(form))
+        is_here = found < len(form)
+        meant[left[is_here]] = found[is_here]
+        again = np.isin(found, first[: len(form)][~is_first]) & is_here
+        for at in np.flatnonzero(again)[:1].tolist():
+            other = int(np.flatnonzero((first[: len(form)] == found[at]) & ~is_first)[0])
+            doubtful.append((int(left[at]), names[int(found[at])].as_py(), names[other].as_py()))
+    return meant, sorted(doubtful)
