@@ -347,8 +347,8 @@ class _Matched:
         self.rows[different] = rows[first]
         for row in rows[self.rows[self.meant[rows]] != rows].tolist():
             earlier, name = int(self.rows[self.meant[row]]) + 1, written[row].as_py()
-            message = f"{where}{row + 1}: row {earlier} is of the same recording, {name!r}; keep one of them"
-            self.problems[row] = "repeated_row", message
+            said = f"row {earlier} is of the same recording, {name!r}; keep one of them"
+            self.problems[row] = "repeated_row", f"{where}{row + 1}: {said}"
 
 
 def _meant_by(written: Any, names: pa.Array) -> tuple[Array, list[tuple[int, str, str]]]:
