@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,8 +91,7 @@ def clocked() -> Iterator[Clock]:
             (os, "fsync", "write"),
         ):
             stack.enter_context(mock.patch.object(owner, name, clock.around(stage, getattr(owner, name))))
-        crc32 = SimpleNamespace(crc32=clock.around("hash", zlib.crc32))
-        stack.enter_context(mock.patch.object(tdz, "zlib", crc32))
+        stack.enter_context(mock.patch.object(tdz, "crc32", clock.around("hash", tdz.crc32)))
         stack.enter_context(mock.patch.object(tdz, "xxhash", SimpleNamespace(xxh3_128=Xxh3)))
         yield clock
 

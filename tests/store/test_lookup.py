@@ -581,7 +581,8 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("text", "languages"), ("text", "min_confidence")}
     tried |= {("audio", name) for name in tables.settings_of("audio", "mel")}  # tests/steps/audio/test_mel.py
     tried |= {("audio", name) for name in tables.settings_of("audio", "extractor")}  # .../test_extractor.py
-    tried |= {("audio", "energy"), ("audio", "pitch")}
+    tried |= {("audio", "energy"), ("audio", "pitch"), ("audio", "speeds")}  # tests/train/augment/test_variants.py
+    tried |= {("columns", name) for name in ("start", "end", "channel")}  # tests/rows/test_segments.py
     tried |= {("text", name) for name in ("blank_token", "add_bos", "add_eos")}  # tests/steps/text/test_tts.py
     tried |= {("text", name) for name in ("speaker_column", "speakers", "language_codes")}
     tried |= {("source", "meaning")}  # tests/config/test_meaning.py
