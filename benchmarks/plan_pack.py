@@ -61,7 +61,8 @@ def clips(count: int, *, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     edges_s, shares = np.array([1, 3, 5, 7, 10, 15, 20, 30]), np.array([12.6, 24.8, 13.7, 35.3, 13.1, 0.5, 0.01])
     part = rng.choice(len(shares), count, p=shares / shares.sum())
-    return (50 * (edges_s[part] + (edges_s[part + 1] - edges_s[part]) * rng.random(count))).astype(np.int32)
+    found: Array = (50 * (edges_s[part] + (edges_s[part + 1] - edges_s[part]) * rng.random(count))).astype(np.int32)
+    return found
 
 
 LENGTHS: dict[str, Callable[..., Array]] = {
