@@ -12,7 +12,14 @@ from typing import Any
 
 from forebay.config.remote import RemoteConfig, Url, is_url, parse_url
 from forebay.config.tree import Config
-from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
+from forebay.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheMismatchError,
+    CacheNotFoundError,
+    RemoteDeniedError,
+    RemoteMissingError,
+)
 from forebay.store.files import TEMPORARY_MARK
 from forebay.store.key import SHORT, KeyedRecipe, difference, differences
 from forebay.store.memo import FILE_NAME as MEMO_NAME
@@ -231,25 +238,30 @@ class _Search:
         ordered = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != self.config.codec)
         self.seen += [cache for cache in ordered if not cache.is_derived]
         for cache in ordered:
-            if (state := self._state(cache)) == "same":
-                is_better = self.found is None or cache.metadata.get("codec") == self.config.codec
-                self.found = cache if is_better else self.found
+            if (looked := self._state(cache)) is None:
+                continue
+            state, here = looked
+            if state == "same":
+                is_better = self.found is None or here.metadata.get("codec") == self.config.codec
+                self.found = here if is_better else self.found
                 break
-            if state is not None:
-                self.misses.append((state, cache))
-                logger.debug("%s: sources are %s", cache.place, state)
+            self.misses.append((state, here))
+            logger.debug("%s: sources are %s", here.place, state)
         if "index" in self.__dict__:
             self.index.save()
 
-    def _state(self, cache: Sealed) -> SourceState | None:
-        """Returns how the sources of a cache are; None of one that is not meant, or cannot be used."""
+    def _state(self, cache: Sealed) -> tuple[SourceState, Sealed] | None:
+        """Returns how the sources of a cache are, and the cache; None of one that is not meant, or cannot be used.
+
+        One whose sources were looked at is on this node.
+        """
         config = self.config
         if not _answers(cache, self.recipe) or (cache.is_derived and not config.loader.cache_dir):
             return None
         is_indexed = not (cache.is_derived or config.source.confined or self.shown.is_unlisted)
         name = cache.sources_sum if is_indexed else None
-        if name is not None and self.index.rules_out(name):
-            return "changed"
+        if name is not None and self._rules_out(name):
+            return "changed", cache
         if (found := _readable(config, cache)) is None:
             return None
         here, stored = found
@@ -260,7 +272,13 @@ class _Search:
             logger.info("loader.cache_dir %s is %s", cache.place, described(cache.metadata["recipe"]))
         if cache.is_derived and state == "changed":
             raise CacheMismatchError(_stale(cache, names), code="FB405")
-        return state
+        return state, here
+
+    def _rules_out(self, name: str) -> bool:
+        try:
+            return self.index.rules_out(name)
+        except (RemoteDeniedError, RemoteMissingError):  # whoever compares the sources says it
+            return False
 
     def _compared(self, cache: Sealed, stored: StoredSources) -> tuple[SourceState, list[str]]:
         memo = self.memo_of()

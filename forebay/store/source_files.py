@@ -358,13 +358,18 @@ SourceState = Literal["same", "changed", "absent", "unknown"]
 class ShownSources:
     """The source files that a config shows now: named once and looked at once, whatever caches are compared with them.
 
-    config: with mirrors in place of URLs. is_unlisted: it is code whose samples are not listed.
+    is_unlisted: it is code whose samples are not listed.
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = sources.localized(config)
-        self.is_unlisted = is_unlisted(config)
+        """Asks no store yet."""
+        self._config, self.is_unlisted = config, is_unlisted(config)
         self._looked_at: tuple[list[str], tuple[Array, Array]] = ([], (np.zeros((0, 5), np.int64), np.zeros(0, bool)))
+
+    @cached_property
+    def config(self) -> Config:
+        """The config with mirrors in place of URLs. Raises RemoteError where a store does not show what they name."""
+        return sources.localized(self._config)
 
     @cached_property
     def listed(self) -> StoredSources:
