@@ -274,7 +274,7 @@ class FileStretch(io.RawIOBase):
         self._descriptor, self._offset, self._size, self._at = descriptor, offset, size, 0
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:  # noqa: D102
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence])
         return self._at
 
     def tell(self) -> int:  # noqa: D102

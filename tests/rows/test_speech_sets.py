@@ -16,6 +16,7 @@ import soundfile
 from forebay import load_config
 from forebay.cli import main
 from forebay.errors import ManifestError
+from forebay.rows.readers import speech_sets
 from forebay.store.cache import Cache, open_cache
 from tests.preprocess.corpus import json_lines
 from tests.preprocess.here_pool import build_here
@@ -208,6 +209,14 @@ def test_a_gz_that_is_cut_short_stops_the_listing(folder: Path) -> None:
     whole = (folder / "cuts.jsonl.gz").read_bytes()
     (folder / "cuts.jsonl.gz").write_bytes(whole[:-20])
     with pytest.raises(ManifestError, match=r"cuts\.jsonl\.gz: cannot be read to its end"):
+        built(folder, "lhotse", "cuts.jsonl.gz")
+
+
+def test_a_line_without_an_end_fills_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speech_sets, "_MAX_LINE", 1000)
+    with gzip.open(folder / "cuts.jsonl.gz", "wb") as file:
+        file.write(b" " * 5000)
+    with pytest.raises(ManifestError, match="a line has 1000 bytes or more"):
         built(folder, "lhotse", "cuts.jsonl.gz")
 
 

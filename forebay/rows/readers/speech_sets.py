@@ -38,6 +38,8 @@ _READ = SourceColumns(id="id", start="start", end="end", channel="channel", dura
 _WAV_SCP, _SEGMENTS, _TEXTS = "wav.scp", "segments", "text"
 _CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
 _ARK = re.compile(r"\.ark:\d+$")
+_MAX_LINE = 64 * 1024 * 1024
+"""Bytes: a line that a stranger packed fills no memory."""
 _FOLDER = "name the folder that holds it: a Kaldi data folder is read as a whole"
 
 
@@ -171,7 +173,10 @@ def _lines(path: Path) -> Iterator[bytes]:
     """Yields the lines of a file, unpacked where its name ends in .gz. Raises ManifestError where it is cut short."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            yield from file
+            for line in iter(lambda: file.readline(_MAX_LINE), b""):
+                if len(line) == _MAX_LINE:
+                    raise ManifestError(f"{path}: a line has {_MAX_LINE} bytes or more; it is none of this form")
+                yield line
     except (EOFError, gzip.BadGzipFile, OSError) as err:
         raise ManifestError(f"{path}: cannot be read to its end: {err}; copy it again", code="FB203") from err
 
