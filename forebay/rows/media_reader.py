@@ -40,6 +40,13 @@ SPARSE_MEMBER_BYTES, SPARSE_SHARE = 8 * 1024 * 1024, 4
 """A tar of a store is read member by member where those needed have this mean size and less than this part of it."""
 
 
+class _Read(threading.local):
+    """The recording that a thread reads segments of; a copy elsewhere has none yet."""
+
+    def __reduce__(self) -> tuple[type[_Read], tuple[()]]:
+        return _Read, ()
+
+
 class MediaReader:
     """`reader(file, offset, size)` over the files of a `Manifest` returns encoded bytes; for any number of threads."""
 
@@ -65,7 +72,7 @@ class MediaReader:
         # Rows of data files: only the file read last is kept open, for rows of one file follow each other.
         self._column, self._lock = column, threading.Lock()
         self._rows: HfFile | None = None
-        self._own = threading.local()
+        self._own = _Read()
         """The recording that a thread reads segments of."""
 
     def __call__(self, file: int, offset: int, size: int, segment: Bounds | None = None) -> bytes:

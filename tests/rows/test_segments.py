@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import dill  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -371,3 +372,13 @@ def test_json_lines_and_members_of_tars_are_cut_as_a_table_is(folder: Path, tmp_
     assert by_text(cache).keys() == wanted.keys()
     assert all(np.array_equal(by_text(cache)[text]["waveform"], row["waveform"]) for text, row in wanted.items())
     assert set(cache.table(["recording"])["recording"].to_pylist()) == {"x.tar:a.wav", "x.tar:b.flac"}
+
+
+def test_readers_of_a_plain_data_set_go_where_its_workers_are(folder: Path) -> None:
+    """`datasets` pickles what it maps, by dill, and workers of a DataLoader may be spawned."""
+    config = config_of(folder, rows_of(("a.wav",)), name="sent")
+    cache = built(config)
+    plain = PlainSamples(config, [cache.sample_id(i) for i in range(len(cache))])
+    first = plain[0]["waveform"]
+    copy = dill.loads(dill.dumps(plain))  # noqa: S301 - our own bytes
+    assert np.array_equal(copy[0]["waveform"], first)
