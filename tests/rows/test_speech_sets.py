@@ -171,11 +171,14 @@ def test_what_cannot_be_read_of_kaldi_is_refused_by_name(folder: Path) -> None:
 def test_bad_lines_cost_themselves_with_file_and_line(folder: Path) -> None:
     kaldi(folder)
     with open(folder / "segments", "a") as file:
-        file.write("u4 one 0\nu5 gone 0 1\nu6 one 2 1\nu1 one 0 1\nu8 one 1 2\nu9 one 2 -1\n")
+        file.write(
+            "u4 one 0\nu5 gone 0 1\nu6 one 2 1\nu1 one 0 1\nu8 one 1 2\nu9 one 2 -1\nu10 one 0 nan\nu11 one 0 -2\n"
+        )
     (folder / "text").write_text((folder / "text").read_text() + "u9 to the end\n")
     cache = built(folder, "kaldi", ".")
     lines = {line["sample_id"] + line["reason"]: line for line in json_lines(cache.folder / "rejected.jsonl")}
-    assert set(lines) == {"u4bad_row", "u5missing_file", "u6bad_segment", "u1duplicate_id"}
+    wanted = {"u4bad_row", "u10bad_row", "u5missing_file", "u6bad_segment", "u11bad_segment", "u1duplicate_id"}
+    assert set(lines) == wanted
     assert "segments, line 4: 3 fields, wanted UTTERANCE RECORDING START END" in lines["u4bad_row"]["message"]
     assert "segments, line 5: recording gone is not in wav.scp" in lines["u5missing_file"]["message"]
     assert len(rows_of(cache)["to the end"]["waveform"]) == RATE_HZ
@@ -191,6 +194,8 @@ def test_cuts_that_are_none_of_a_file_are_left_out_each_with_why(folder: Path) -
         ({**good, "id": "4", "recording": {**recording_of("one"), "sources": [source]}}, "has no file of channel 0"),
         ({**good, "id": "5", "recording": {**recording_of("one"), "transforms": [{"name": "Speed"}]}}, "is changed"),
         ({**good, "id": "6", "duration": "long"}, "has no start and duration"),
+        ({**good, "id": "7", "duration": math.nan}, "has no start and duration"),
+        ({**good, "id": "8", "recording": {"sources": [{"channels": None}, 1]}}, "has no file of channel 0"),
     ]
     lines = [json.dumps(cut) for cut in (good, *(cut for cut, _ in bad))]
     (folder / "cuts.jsonl").write_text("\n".join([*lines, "[1]", '{"id": ', ""]))
@@ -204,10 +209,11 @@ def test_cuts_that_are_none_of_a_file_are_left_out_each_with_why(folder: Path) -
     assert cache.metadata["failed"] == {"bad_row": 2, "unsupported_cut": len(bad)}
 
 
-def test_a_gz_that_is_cut_short_stops_the_listing(folder: Path) -> None:
+@pytest.mark.parametrize(("kept", "more"), [(-20, b""), (10, b"\xff" * 50), (0, b"plain")])
+def test_a_gz_that_is_cut_short_or_damaged_stops_the_listing(folder: Path, kept: int, more: bytes) -> None:
     lhotse(folder)
     whole = (folder / "cuts.jsonl.gz").read_bytes()
-    (folder / "cuts.jsonl.gz").write_bytes(whole[:-20])
+    (folder / "cuts.jsonl.gz").write_bytes(whole[:kept] + more)
     with pytest.raises(ManifestError, match=r"cuts\.jsonl\.gz: cannot be read to its end"):
         built(folder, "lhotse", "cuts.jsonl.gz")
 

@@ -7,8 +7,10 @@ its "Data preparation" page, NeMo's manifest, cuts or recordings with supervisio
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,7 +135,7 @@ def _kaldi_rows(paths: Mapping[str, Path]) -> _Rows:
         if recording not in wavs:
             problem = "missing_file", f"{where}: recording {recording} is not in {_WAV_SCP}; correct the line"
         start, end = (number or 0.0 for number in bounds)
-        add(name, recording, problem, start=start, **({"end": end} if end >= 0 else {}))  # -1: to the end, as in Kaldi
+        add(name, recording, problem, start=start, **({"end": end} if end != -1 else {}))  # -1: to the end, as in Kaldi
     return rows
 
 
@@ -177,7 +179,7 @@ def _lines(path: Path) -> Iterator[bytes]:
                 if len(line) == _MAX_LINE:
                     raise ManifestError(f"{path}: a line has {_MAX_LINE} bytes or more; it is none of this form")
                 yield line
-    except (EOFError, gzip.BadGzipFile, OSError) as err:
+    except (EOFError, zlib.error, OSError) as err:
         raise ManifestError(f"{path}: cannot be read to its end: {err}; copy it again", code="FB203") from err
 
 
@@ -280,14 +282,14 @@ def _cut_row(where: str, cut: Mapping[str, Any]) -> dict[str, Any]:
     elif start is None or seconds is None:
         why = "has no start and duration"
     sources = recording["sources"] if why is None and isinstance(recording, dict) else []
-    held = next((each for each in sources if isinstance(each, dict) and channel in each.get("channels", ())), None)
+    held = next((each for each in sources if isinstance(each, dict) and channel in _listed_in(each, "channels")), None)
     if why is None and (held is None or held.get("type") != "file" or not isinstance(held.get("source"), str)):
         why = f"has no file of channel {channel}"
     if why is not None or held is None or start is None or seconds is None:
         wanted = "wanted a MonoCut over a file: cut_set.save_audios(...) writes such"
         problem = "unsupported_cut", f"{where}: the cut {why}; {wanted}"
         return {"problem": problem, **named}
-    spoken = [each for each in cut.get("supervisions") or () if isinstance(each, dict)]
+    spoken = [each for each in _listed_in(cut, "supervisions") if isinstance(each, dict)]
     spoken.sort(key=lambda each: _number(each.get("start")) or 0.0)
     texts = [text for each in spoken if (text := _string(each.get("text")))]
     one = spoken[0] if spoken else {}
@@ -297,11 +299,18 @@ def _cut_row(where: str, cut: Mapping[str, Any]) -> dict[str, Any]:
     return {"audio": held["source"], "speaker": _string(one.get("speaker")), **named, **said, **bounds}
 
 
+def _listed_in(fields: Mapping[str, Any], name: str) -> list[Any]:
+    found = fields.get(name)
+    return found if isinstance(found, list) else []
+
+
 def _number(value: Any) -> float | None:
+    """Returns a finite number; None for anything else, as for NaN, which would say "to the end" further on."""
     try:
-        return None if value is None or isinstance(value, bool) else float(value)
+        found = math.nan if value is None or isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+    return found if math.isfinite(found) else None
 
 
 def _string(value: Any) -> str | None:
