@@ -7,7 +7,7 @@ budget, a count or a calibrated table says.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -138,14 +138,7 @@ def bucket_plan(
     durations = np.asarray(durations)
     check_lengths(durations, settings)
     _check_edges(settings.edges_s)
-    is_heard = texts is None or not texts.all()
-    heard = durations if texts is None else durations[~texts]
-    edges: list[int] = []
-    cells: tuple[tuple[int, ...], ...] = ()
-    if settings.has_cells:
-        edges, cells = _cells(durations, tokens, texts, sample_rate_hz=sample_rate_hz, settings=settings)
-    elif is_heard:
-        edges = bucket_edges(heard, sample_rate_hz=sample_rate_hz, settings=settings)
+    edges, cells = _timed_edges(durations, tokens, texts, sample_rate_hz=sample_rate_hz, settings=settings)
     num_timed = sum(map(len, cells)) or len(edges)
     read = _tokens_of(texts, tokens)
     text_edges = token_edges(read, settings=settings) if len(read) else []
@@ -156,11 +149,10 @@ def bucket_plan(
     local = settings.locality_shards is not None
     members = _by_bucket(buckets, counts, line=_shard_line(shards, len(durations)) if local else None)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    repeats = [len(own) for own in cells] or [1] * len(edges)
-    tops: list[int | None] = [*np.repeat(edges, repeats).tolist(), *[None] * len(text_edges)]
-    for last in range(num_timed - repeats[-1], num_timed) if repeats else ():
-        if counts[last]:
-            tops[last] = int(durations[members[offsets[last] : offsets[last + 1]]].max())
+    tops: list[int | None] = [
+        *_tops(edges, cells, lambda own: durations[members[own]], offsets),
+        *[None] * len(text_edges),
+    ]
     cost = token_cost(settings, sample_rate_hz)
     limits = _limits(tops, counts, tokens=tokens, buckets=buckets, cost=cost)
     edges_s = settings.edges_s if settings.k is None and edges else tuple(edge / sample_rate_hz for edge in edges)
@@ -189,6 +181,31 @@ def bucket_plan(
             code="FB502",
         )
     return plan
+
+
+def _timed_edges(
+    durations: Array, tokens: Array | None, texts: Array | None, *, sample_rate_hz: int, settings: BucketConfig
+) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    """Returns the upper edges of the samples with audio, in audio samples, and those of their cells, in tokens."""
+    if settings.has_cells:
+        return _cells(durations, tokens, texts, sample_rate_hz=sample_rate_hz, settings=settings)
+    heard = durations if texts is None else durations[~texts]
+    return bucket_edges(heard, sample_rate_hz=sample_rate_hz, settings=settings) if len(heard) else [], ()
+
+
+def _tops(
+    edges: Sequence[int], cells: Sequence[Sequence[int]], lengths: Callable[[slice], Array], offsets: Array
+) -> list[int]:
+    """Returns the longest audio that each bucket may hold: its upper edge; of the last, open ones their longest sample.
+
+    lengths: gives the durations of places in the order of the buckets, whose bounds `offsets` are.
+    """
+    repeats = [len(own) for own in cells] or [1] * len(edges)
+    tops: list[int] = np.repeat(edges, repeats).tolist() if repeats else []
+    for last in range(len(tops) - repeats[-1], len(tops)) if repeats else ():
+        if offsets[last] < offsets[last + 1]:
+            tops[last] = int(lengths(slice(offsets[last], offsets[last + 1])).max())
+    return tops
 
 
 def _cells(
