@@ -60,6 +60,8 @@ WRITERS = ("WebDataset + wids", "ArrayRecord (grain)", MDS)
 """The formats that writing is measured against."""
 ORDERS: tuple[OrderName, ...] = ("shuffled", "buckets", "by duration")
 LIMIT, LIMIT_PADDED = "np.copyto, one buffer", "np.copyto, two buffers and padding"
+LIMIT_HELD, LIMIT_THREADED = "np.copyto, two buffers", "np.copyto, one buffer each, 2 threads"
+"""What a loop costs that holds a batch while the next is filled, and what two threads gain at most."""
 _SLOW_S = 3.0
 """A contestant whose first round takes longer is timed once; its row says so."""
 
@@ -236,6 +238,8 @@ def read_batches(
         works: dict[str, Work] = {
             LIMIT: batches.copyto_loop(workload, listed, num_buffers=1, pad=False),
             LIMIT_PADDED: batches.copyto_loop(workload, listed, num_buffers=2, pad=True),
+            LIMIT_HELD: batches.copyto_loop(workload, listed, num_buffers=2, pad=False),
+            LIMIT_THREADED: batches.copyto_threads(workload, listed, count=2),
         }
         for name, num_threads in ((OURS, 0), (THREADED, 2)):
             works[name] = functools.partial(_exhaust, batches.make_loader(cache, listed, num_threads=num_threads))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -153,6 +154,17 @@ def copyto_loop(workload: Workload, batches: Batches, *, num_buffers: int, pad: 
                 np.copyto(out[row, : len(values)], values)
                 if pad:
                     out[row, len(values) :] = 0
+
+    return work
+
+
+def copyto_threads(workload: Workload, batches: Batches, *, count: int) -> Callable[[], None]:
+    """Returns `copyto_loop` in so many threads, each with a buffer and a share of the batches of its own."""
+    loops = [copyto_loop(workload, batches[part::count], num_buffers=1, pad=False) for part in range(count)]
+
+    def work() -> None:
+        with ThreadPoolExecutor(count) as threads:
+            list(threads.map(lambda loop: loop(), loops))
 
     return work
 

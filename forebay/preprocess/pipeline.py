@@ -40,7 +40,7 @@ from forebay.rows.columns_aside import one_heap
 from forebay.rows.named_files import manifest_files
 from forebay.rows.readers.arrow_files import require_datasets
 from forebay.rows.readers.python_inputs import list_inputs
-from forebay.steps.recipe import Recipe, plan_example, recipe_of
+from forebay.steps.recipe import AnyConfig, Recipe, as_config, plan_example, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import forms_of
 from forebay.store.cache import open_cache
@@ -158,9 +158,10 @@ def _some(problems: Iterable[str]) -> str:
     return shown + (f"; and {len(others) - _SHOWN + 1} more" if len(others) >= _SHOWN else "")
 
 
-def build(config: Config, options: Options | None = None) -> BuildReport:
+def build(config: AnyConfig, options: Options | None = None) -> BuildReport:
     """Makes the sealed cache of a config, then its plan, and returns what was done; what is there already stays.
 
+    config: of `load_config`, or the path of its file.
     A shard that is on disk and whole is kept, an equal one of any cache under the root is linked, the rest is made by
     worker processes. Interrupted at any instant, running it again goes on from the shards that were finished.
     Raises ManifestError or ConfigError where the input as a whole cannot be used, BuildError where more than
@@ -169,7 +170,7 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     Under a cache root in a store all this happens in what stands for the root on this node. The sealed cache is then
     pushed; RemoteError where the store does not take it.
     """
-    options = options or Options()
+    config, options = as_config(config), options or Options()
     check_options(config, options)
     fetch_models(config)
     Filter.of(config.filter)  # the plan needs its files, hours later

@@ -110,6 +110,15 @@ def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: 
     return config
 
 
+AnyConfig = Config | str | os.PathLike[str] | Mapping[str, Any]
+"""A config, or what `load_config` makes one of."""
+
+
+def as_config(config: AnyConfig) -> Config:
+    """Returns a config; of a path, or of a mapping, that of `load_config`, which says what it raises."""
+    return config if isinstance(config, Config) else load_config(config)
+
+
 def recipe_of(config: Config) -> Recipe:
     """Returns the steps of a config; reads the tokenizer's and the processor's files.
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from forebay.config.remote import RemoteConfig, is_url, url_or_path
-from forebay.config.tree import Config, LoaderConfig, stand_in
+from forebay.config.tree import LoaderConfig, stand_in
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.plan.cursor import Cursor, CursorStep, Resumable
 from forebay.plan.disk import STATISTICS, cache_key_of, pack_settings, planned_samples, read_metadata
@@ -24,6 +24,7 @@ from forebay.plan.make import Planned, opened_packs
 from forebay.steps.batch import IGNORED
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.image.qwen2_vl import Patches
+from forebay.steps.recipe import AnyConfig, as_config
 from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import TEMPORARY_MARK
@@ -144,7 +145,7 @@ class PlanSampler(Resumable):
 
 
 def build_vl_dataloader(
-    config: Config,
+    config: AnyConfig,
     *,
     dp_rank: int | None = None,
     dp_world_size: int | None = None,
@@ -158,6 +159,7 @@ def build_vl_dataloader(
     the fly after one warning that names the command to run, unless `loader.cache` says otherwise. Raises as
     `make_loader`, and ConfigError for a config of another kind.
     """
+    config = as_config(config)
     has_images = image_step_of(config) is not None
     if not has_images or config.plan is None or config.plan.kind != "pack":
         found = f"plan.kind = {config.plan and config.plan.kind!r}" if has_images else "no [vision]"

@@ -18,7 +18,7 @@ from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.mix_sources import mix
-from forebay.steps.recipe import load_config, recipe_of
+from forebay.steps.recipe import AnyConfig, as_config, load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import form_step
 from forebay.store.cache import Cache, open_cache
@@ -46,7 +46,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 def make_loader(
-    config: Config,
+    config: AnyConfig,
     *,
     shuffle: bool = True,
     with_ids: bool = False,
@@ -67,6 +67,7 @@ def make_loader(
     several caches, each chosen in this way; weights are applied on top of the plan of all their samples.
     Every batch is right for `model(**batch)`. Packs have `pixel_values`, expanded where the batch is handed out, and
     `use_cache=False`; with `loader.pixels = "uint8"` they are of another form, see `PatchBatch`.
+    config: of `load_config`, or the path of its file.
     shuffle: False gives the same batches at every seed and epoch, in the order of the cache, with every sample once:
     what an evaluation wants. See `in_order` for what that order is. A mixture's weights then do not count.
     with_ids: True hands out pairs: the batch, and the ids of its samples in their order, a list of strings. The ids are
@@ -82,7 +83,7 @@ def make_loader(
     Raises ConfigError without a `[plan]` section, for ranks that cannot be, or for a device that is not there,
     CacheMismatchError for caches whose samples cannot stand in one batch, where `mixture.batches` mixes them.
     """
-    ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
+    config, ranks = as_config(config), resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
     with _deciding(alone=dp_rank is not None and ranks.dp_world_size == 1):
         source = select(config)
         planned = _planned(config, source) if shuffle else planned_in_order(config, source)

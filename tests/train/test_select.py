@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import CacheMismatchError, CacheNotFoundError, ConfigError
+from forebay.preprocess import build
 from forebay.store.cache import Cache
 from forebay.store.source import source_kind
 from forebay.train.select import make_loader, select, where_it_lies
@@ -25,6 +26,16 @@ def test_auto_finds_the_cache_by_itself(corpus: Corpus) -> None:
     selected = select(corpus.config())
     assert source_kind(selected) == "cache"
     assert isinstance(selected, Cache)
+
+
+def test_a_config_may_be_the_path_of_its_file(corpus: Corpus) -> None:
+    config = corpus.config()
+    report = build(config.path)
+    loader = make_loader(str(config.path))
+    assert (loader.source.key, loader.plan_key) == (report.key, make_loader(config).plan_key)
+    for wrong, what in ((3, "a dict, not int"), (corpus.folder / "absent.toml", r"absent\.toml")):
+        with pytest.raises(ConfigError, match=what):
+            make_loader(wrong)  # type: ignore[arg-type]
 
 
 def test_auto_goes_uncached_with_one_warning_that_names_the_command(

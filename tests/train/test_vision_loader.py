@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 
-from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.make import plan_of
@@ -270,4 +269,4 @@ def test_the_vision_loader_is_that_of_make_loader_and_wants_packs_of_images(corp
     wanted = batches(config(corpus))
     assert_all_equal(steps[: len(wanted)], wanted)
     with pytest.raises(ConfigError, match=r"demo_speech\.toml: no \[vision\], wanted .*make_loader"):
-        build_vl_dataloader(load_config(DEMO.parents[1] / "configs" / "demo_speech.toml"))
+        build_vl_dataloader(DEMO.parents[1] / "configs" / "demo_speech.toml")
