@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,23 @@ def jsonl(folder: Path, data: st.DataObject) -> None:
     read_rows(SourceConfig(kind="jsonl", manifest=(str(path),)), cache_root=folder / "root")
 
 
+def speech_set(folder: Path, data: st.DataObject) -> None:
+    """A Kaldi folder, a manifest of NeMo or cuts of lhotse, one file of which is changed."""
+    name = data.draw(st.sampled_from(sorted(_SPEECH_SETS)))
+    place, files = folder / "raw" / name, dict(_SPEECH_SETS[name])
+    changed = data.draw(st.sampled_from(sorted(files)))
+    if changed.endswith(("json", "jsonl")) and data.draw(st.booleans()):
+        rows = data.draw(changed_documents([json.loads(line) for line in files[changed].splitlines()]))
+        files[changed] = "\n".join(map(json.dumps, rows if isinstance(rows, list) else [rows])).encode()
+    else:
+        files[changed] = data.draw(changed_bytes(files[changed], WICKED))
+    made(place)
+    for each, content in files.items():
+        (place / each).write_bytes(content)
+    manifest = place if name == "kaldi" else place / next(iter(files))
+    read_rows(SourceConfig(kind=name.partition("_")[0], manifest=(str(manifest),)), cache_root=folder / "root")
+
+
 def toml(folder: Path, data: st.DataObject) -> None:
     path = folder / "raw" / "config.toml"
     path.write_bytes(data.draw(changed_bytes(path.read_bytes(), WICKED)))
@@ -148,6 +166,39 @@ def _prepare(folder: Path) -> None:
     made_plan = bucket_plan(lengths, sample_rate_hz=1000, settings=_plan_settings())
     found = batch_statistics(made_plan, lengths)
     save_plan(made_plan, folder / "plan", cache_key="ab" * 32, settings=_plan_settings(), statistics=found)
+
+
+_NEMO = {"audio_filepath": "a.flac", "offset": 0.5, "duration": 1.5, "text": "hello", "lang": "en"}
+_CUT = {
+    "id": "c1",
+    "type": "MonoCut",
+    "start": 0.5,
+    "duration": 1.5,
+    "channel": 0,
+    "supervisions": [{"id": "s1", "recording_id": "r1", "start": 0.0, "duration": 1.5, "text": "hello"}],
+    "recording": {
+        "id": "r1",
+        "sources": [{"type": "file", "channels": [0], "source": "a.flac"}],
+        "sampling_rate": 16_000,
+        "num_samples": 48_000,
+        "duration": 3.0,
+        "channel_ids": [0],
+    },
+}
+_LINES = (f"{json.dumps(_CUT)}\n" * 2).encode()
+_SPEECH_SETS: dict[str, dict[str, bytes]] = {
+    "kaldi": {
+        "wav.scp": b"r1 a.flac\nr2 b.flac\n",
+        "segments": b"u1 r1 0.0 1.5\nu2 r1 1.5 2.5\nu3 r2 0 -1\n",
+        "text": b"u1 hello\nu2 there\nu3 you\n",
+        "utt2spk": b"u1 s\nu2 s\nu3 t\n",
+        "utt2lang": b"u1 en\nu2 fr\n",
+        "reco2file_and_channel": b"r1 r1 A\nr2 r2 B\n",
+    },
+    "nemo": {"train.json": (f"{json.dumps(_NEMO)}\n" * 2).encode()},
+    "lhotse": {"cuts.jsonl": _LINES},
+    "lhotse_packed": {"cuts.jsonl.gz": gzip.compress(_LINES, mtime=0)},
+}
 
 
 def _plan_settings() -> Any:
@@ -183,12 +234,14 @@ FUZZ = Fuzz(
         parquet: "raw",
         tsv: "raw",
         jsonl: "raw",
+        speech_set: "raw",
         toml: "raw",
     },
 )
 ROW: Row[Any] = Row(
     name="fuzz",
-    fault=f"fuzzed metadata.json, plan, npy, tdz, tar, parquet, TSV, JSONL, TOML ({PER_TRIAL} inputs a run)",
+    fault="fuzzed metadata.json, plan, npy, tdz, tar, parquet, TSV, JSONL, sets of speech, TOML "
+    f"({PER_TRIAL} inputs a run)",
     outcome="typed error; no crash, no import, no code execution, no path outside the root, memory bounded",
     prepared=serving,
     trial=FUZZ.trial,

@@ -158,7 +158,7 @@ def speech_shelf(folder: Path) -> Iterator[Shelf]:
     """Prepares a corpus of 8 clips for every kind of source, in two tars or files."""
     cases = {
         name: case
-        for make in (_tars, _sidecars, _loose, _parquet)
+        for make in (_tars, _sidecars, _loose, _parquet, _segments)
         for name, case in make(made(folder / make.__name__)).items()
     }
     with Children("datasets", "tests.faults.test_sources") as children:
@@ -231,6 +231,25 @@ def _parquet(folder: Path) -> dict[str, Case]:
     return {"parquet": Case(_config(folder / "data", "hf", "parts"), "parts/b.parquet", folder / "b.parquet")}
 
 
+def _segments(folder: Path) -> dict[str, Case]:
+    place = made(folder / "data" / "set")
+    bounds = [(0.1 * number, 0.1 * number + 0.08) for number in range(4)]
+    for number, name in enumerate("ab"):
+        (place / f"{name}.wav").write_bytes(_wav(number, duration_s=0.4))
+    (folder / "b.wav").write_bytes(_wav(99, duration_s=0.4))
+    (place / "wav.scp").write_text("a a.wav\nb b.wav\n")
+    (place / "text").write_text("".join(f"{clip} text of {clip}\n" for clip in _CLIPS))
+    for path, shift in ((place / "segments", 0.0), (folder / "segments", 0.01)):
+        rows = ((clip, *bounds[int(clip[1])]) for clip in _CLIPS)
+        moved = ((clip, *(at + (shift if clip[0] == "b" else 0.0) for at in bound)) for clip, *bound in rows)
+        path.write_text("".join(f"{clip} {clip[0]} {start:.2f} {end:.2f}\n" for clip, start, end in moved))
+    config = _config(folder / "data", "kaldi", "set")
+    return {
+        "recording": Case(config, "set/b.wav", folder / "b.wav"),
+        "segments": Case(config, "set/segments", folder / "segments"),
+    }
+
+
 def _config(folder: Path, kind: str, manifest: str) -> Path:
     path = folder / "config.toml"
     path.write_text(
@@ -246,9 +265,9 @@ def _padded(tar: Path) -> None:
         file.truncate(_SIZE)
 
 
-def _wav(seed: int) -> bytes:
+def _wav(seed: int, *, duration_s: float = 0.1) -> bytes:
     buffer = io.BytesIO()
-    soundfile.write(buffer, tone(seed, duration_s=0.1), RATE_HZ, format="WAV", subtype="PCM_16")
+    soundfile.write(buffer, tone(seed, duration_s=duration_s), RATE_HZ, format="WAV", subtype="PCM_16")
     return buffer.getvalue()
 
 
