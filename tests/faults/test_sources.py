@@ -233,16 +233,14 @@ def _parquet(folder: Path) -> dict[str, Case]:
 
 def _segments(folder: Path) -> dict[str, Case]:
     place = made(folder / "data" / "set")
-    bounds = [(0.1 * number, 0.1 * number + 0.08) for number in range(4)]
     for number, name in enumerate("ab"):
         (place / f"{name}.wav").write_bytes(_wav(number, duration_s=0.4))
     (folder / "b.wav").write_bytes(_wav(99, duration_s=0.4))
     (place / "wav.scp").write_text("a a.wav\nb b.wav\n")
     (place / "text").write_text("".join(f"{clip} text of {clip}\n" for clip in _CLIPS))
     for path, shift in ((place / "segments", 0.0), (folder / "segments", 0.01)):
-        rows = ((clip, *bounds[int(clip[1])]) for clip in _CLIPS)
-        moved = ((clip, *(at + (shift if clip[0] == "b" else 0.0) for at in bound)) for clip, *bound in rows)
-        path.write_text("".join(f"{clip} {clip[0]} {start:.2f} {end:.2f}\n" for clip, start, end in moved))
+        starts = {clip: 0.1 * int(clip[1]) + (shift if clip[0] == "b" else 0.0) for clip in _CLIPS}
+        path.write_text("".join(f"{clip} {clip[0]} {at:.2f} {at + 0.08:.2f}\n" for clip, at in starts.items()))
     config = _config(folder / "data", "kaldi", "set")
     return {
         "recording": Case(config, "set/b.wav", folder / "b.wav"),
