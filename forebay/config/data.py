@@ -207,8 +207,8 @@ SOURCE_KINDS = {
 OWN_COLUMNS = frozenset(
     (
         *("index", "sample_id", "text", "language", "prompt", "source", "duration_s", "audios", "images"),
-        *("image_hash", "failure"),
-        *("num_audio_samples", "num_frames", "num_tokens", "num_patches", "num_images"),
+        *("image_hash", "audio_hash", "failure"),
+        *("num_audio_samples", "num_frames", "num_tokens", "num_patches", "num_images", "num_audios"),
         *("input_features", "pad_value", "waveform", "input_ids", "prefix_len", "label_mask", "labels"),
         *("fbanks", "valid_frames", "audio_index", "patches", "image_grid_thw", "image_rows", "shard", "shard_row"),
     )

@@ -5,7 +5,7 @@ A text is written by the lengths that headers say; a clip that turns out to have
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,14 +14,17 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.preprocess.audio_group import NUM_SAMPLES, AudioItems, decoded_length
-from forebay.preprocess.group import Coder, Items, columns_digest, item_names, without
+from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, item_names, without
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import LISTS, Manifest
 from forebay.steps.audio.audio_section import AudioGroup, in_conversations
 from forebay.store.image.stored_items import StoredFields
-from forebay.store.layout import Array
+from forebay.store.layout import Array, FieldSpec
+from forebay.store.shard import Shard
 from forebay.store.sound_containers import AudioInfo
 from forebay.store.source_files import SourceFile
+
+AUDIO_HASH = FieldSpec(name="audio_hash", dtype="str", role="table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,18 @@ class ClipItems(AudioItems):
 
     lists: ClassVar[str | None] = LISTS["audio"]
     decoded_name: ClassVar[str] = LISTS["audio"]
+    length_names: ClassVar[tuple[str, ...]] = ("num_audios", *AudioItems.length_names)
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        return (*super(ClipItems, self).fields(), AUDIO_HASH)
+
+    def lengths(self, shard: Shard) -> Array:
+        return np.concatenate([np.ones((1, shard.entry.rows), np.int64), super(ClipItems, self).lengths(shard)])
+
+    def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
+        hashes = rows["hash"].to_pylist() if "hash" in rows.column_names else [""] * len(rows)
+        for found, values in zip(hashes, super(ClipItems, self).samples(rows, read), strict=True):
+            yield {AUDIO_HASH.name: found, **values}
 
     def table(self, manifest: Manifest) -> pa.Table:
         return manifest.items[self.name]
@@ -47,7 +62,7 @@ class ClipItems(AudioItems):
         return {"clips": columns_digest(items.select(["hash"]))}
 
     def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
-        rows = items.select(["file", "offset", "size", NUM_SAMPLES.name])
+        rows = items.select(["file", "offset", "size", "hash", NUM_SAMPLES.name])
         return rows.append_column("sample_id", pa.array(item_names(items, files), pa.large_string()))
 
     def told(self, items: pa.Table) -> list[Any]:
@@ -58,7 +73,11 @@ class ClipItems(AudioItems):
 
     def listed_lengths(self, items: pa.Table, files: Sequence[SourceFile]) -> dict[str, Array]:  # noqa: ARG002
         samples = items[NUM_SAMPLES.name].to_numpy()
-        return {"num_audio_samples": samples, "num_frames": self.steps.features.num_frames(samples)}
+        return {
+            "num_audios": np.ones_like(samples),
+            "num_audio_samples": samples,
+            "num_frames": self.steps.features.num_frames(samples),
+        }
 
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return StoredFields(tuple(spec for spec in self.fields() if spec.role == "tensor")).sample(sample, items)
@@ -73,7 +92,7 @@ class ClipItems(AudioItems):
         return ()
 
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
-        return {"clipped": self._num_cut(items.table), "num_clips": items.different}
+        return {"clipped": self._num_cut(items.table), "num_audios": items.different}
 
     def _num_cut(self, clips: pa.Table) -> int:
         """Clips of which only the first `clip_s` seconds were taken."""
