@@ -90,7 +90,7 @@ def random_model(name: str, folder: Path) -> Any:
 @functools.cache
 def recordings(count: int = 6) -> tuple[np.ndarray[Any, Any], ...]:
     """Returns recordings of the demo, float32 [num_samples] at 16 kHz."""
-    found = []
+    found: list[np.ndarray[Any, Any]] = []
     with tarfile.open(SPEECH) as tar:
         for member in tar:
             if len(found) < count and member.name.endswith((".flac", ".wav")):

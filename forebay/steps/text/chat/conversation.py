@@ -337,7 +337,7 @@ def _probes(vocabulary: Vocabulary, render: Render, items: Mapping[Group, int]) 
         asked = render([user])
         prompted = render([user], add_generation_prompt=True)
         chat = render([user, assistant, user, assistant])
-    except ValueError as err:
+    except (ValueError, TypeError, LookupError, AttributeError) as err:
         what = " and ".join(f"{NOUNS[group]}s" for group in items)
         raise _unusable(vocabulary, f"is missing, or refuses texts and {what} ({err})") from err
     return asked, prompted, chat

@@ -88,8 +88,8 @@ _TOGETHER: Mapping[Group, Callable[[str, int, str, int], tuple[str, str]]] = {
     ),
     "audio": lambda sample_id, number, name, most: (
         "clips_together",
-        f"{sample_id}: the conversation has {number} clips, and {name} takes no two, or makes other values of a clip "
-        f"beside others; a cache stores each by itself: leave out samples with more than {most}",
+        f"{sample_id}: the conversation has {number} clips, and {name} takes no two: leave out samples with more than "
+        f"{most}",
     ),
 }
 
@@ -161,10 +161,11 @@ def _probes(writer: Writer) -> tuple[list[WrittenIds], int, dict[Group, int]]:
     for group in writer.groups:
         try:
             found.append(_probe(writer, {**one, group: 2}))
-            are_alone = _are_alone(writer, group)
+            # A clip is stored as it is alone, whatever stands beside it: the promise of the clips says so.
+            is_stored = group != "image" or _are_alone(writer)
         except ConfigError:
-            are_alone = False
-        if not are_alone:
+            is_stored = False
+        if not is_stored:
             most[group] = 1
     return found, fewest, most
 
@@ -308,17 +309,15 @@ _ALONE: Mapping[Group, Callable[[Writer, Any], Mapping[str, Any]]] = {
 """What the part of a processor makes of an item by itself, as it is stored."""
 
 
-def _are_alone(writer: Writer, group: Group) -> bool:
-    """Whether the values of an item are the same beside another item of its group in its conversation."""
+def _are_alone(writer: Writer) -> bool:
+    """Whether the pixels of an image are the same beside another image of its conversation."""
     one = dict.fromkeys(writer.groups, 1)
-    two = noise_of({**one, group: 2})
-    pair = (two[group][0], _noise(_SIZES[0], 2)) if group == "image" else two[group]
-    parts = []
-    for item in pair:
-        writer.write_with(conversation_of(one), {**two, group: [item]})
-        parts.append(_floats(writer.outputs[group]))
-    writer.write_with(conversation_of({**one, group: 2}), {**two, group: pair})
-    both = _floats(writer.outputs[group])
+    beside, pair, parts = noise_of(one), [_noise(_SIZES[0], 1), _noise(_SIZES[0], 2)], []
+    for image in pair:
+        writer.write_with(conversation_of(one), {**beside, "image": [image]})
+        parts.append(_floats(writer.outputs["image"]))
+    writer.write_with(conversation_of({**one, "image": 2}), {**beside, "image": pair})
+    both = _floats(writer.outputs["image"])
     # In any order: arrays of images may stand beside each other along any axis.
     none = np.zeros(0, np.float32)
     alone = {name: np.concatenate([part.get(name, none) for part in parts]) for name in both}
