@@ -383,7 +383,7 @@ class BatchForm:
                 used = column(samples, each.used_of)
                 found[each.name] = [(array[: n.item()],) for array, n in zip(values, used, strict=True)]
             if each.pad_of is not None:
-                found[each.pad_of] = column(samples, each.pad_of)
+                found[each.pad_of] = [(pad,) for pad in column(samples, each.pad_of)]
         return found
 
     def _columns_of_lists(self, samples: Sequence[Sample]) -> dict[str, list[Sequence[Array]]]:
@@ -394,10 +394,7 @@ class BatchForm:
         ]
         alone = replace(self, is_listed=False)
         made = [alone.columns(of_one) for of_one in items]
-        lines: dict[str, list[Sequence[Array]]] = {}
-        lines |= {field.name: [[array for (array,) in each[field.name]] for each in made] for field in self.stored}
-        pads = {name: [pad for each in made for pad in each[name]] for name in self.read if name not in lines}
-        return {**lines, **pads}
+        return {name: [[array for (array,) in each[name]] for each in made] for name in self.read}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the form as JSON values."""

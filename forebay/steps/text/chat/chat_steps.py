@@ -230,6 +230,7 @@ class SoundChat(ProcessorChat):
     beside: ClassVar[frozenset[str]] = frozenset({CLIPS})
     given: ClassVar[frozenset[str]] = ProcessorChat.given | {"kinds"}
     setting: ClassVar[str] = "audio.extractor"
+    can_pack: ClassVar[bool] = True
     kinds: tuple[Group, ...]
     version: int = 1
 
@@ -242,6 +243,19 @@ class SoundChat(ProcessorChat):
     def stands_beside(cls, items: Mapping[Group, str]) -> bool:
         """See `TextStep`: patches are cut for a family's own template, which has no clips."""
         return items.get("audio") == CLIPS and items.get("image", FEATURES) == FEATURES
+
+    @classmethod
+    def row(cls, stored: Stored) -> RowText:
+        """Raises ConfigError for a processor whose tokens have more beside them, which packs do not have."""
+        from forebay.steps.batch import MarkedText
+
+        form = BatchForm.from_json(stored.constant("text_form"))
+        if others := [field.name for field in form.stored if field.name != "input_ids"]:
+            raise ConfigError(
+                f"{stored.name}: {form.made_by} gives {', '.join(others)} beside each token, which packs do not have; "
+                'set plan.kind = "bucket" with batch_size'
+            )
+        return MarkedText()
 
 
 class ProcessorChatEncoder(OneByOne):
