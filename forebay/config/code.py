@@ -263,8 +263,10 @@ def own_meaning(config: Config) -> OwnMeaning | None:
 
 def facts_of(config: Config) -> MeaningFacts:
     """Returns what is known of the meaning of a config's rows; raises as `own_meaning`."""
-    own = own_meaning(config)
-    return MEANINGS[config.meaning] if own is None else own.facts
+    if (own := own_meaning(config)) is not None:
+        return own.facts
+    sections = {"audio": config.audio, "image": config.vision}
+    return MEANINGS[config.meaning].of_groups([group for group, section in sections.items() if section is not None])
 
 
 def _names(value: object, known: set[str]) -> tuple[str, ...] | None:

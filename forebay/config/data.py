@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 STRICT = {"extra": "forbid", "strict": True}
@@ -62,7 +62,8 @@ class MeaningFacts:
     """Facts about a meaning of rows before any data is read. target: the module and the class that read rows so.
 
     columns: the names of `[source.columns]` that kinds of source read by name. groups: those that a row has items of.
-    prompt: the `text.prompt` of a config with `[vision]` that means this where it names no meaning.
+    lists: those of them whose items a row lists; of any other one it is an item itself. prompt: the `text.prompt` that
+    means this where a config names no meaning.
     """
 
     name: str
@@ -70,6 +71,13 @@ class MeaningFacts:
     columns: tuple[str, ...]
     groups: tuple[str, ...]
     prompt: str = ""
+    lists: tuple[str, ...] = ("image",)
+
+    def of_groups(self, given: Collection[str]) -> MeaningFacts:
+        """Returns the facts where rows have items of these groups alone: only what is listed may be left out."""
+        left_out = {*self.lists} - {*given} if len(self.lists) > 1 and given else set()
+        columns = tuple(name for name in self.columns if name not in left_out)
+        return replace(self, columns=columns, groups=tuple(name for name in self.groups if name not in left_out))
 
 
 SEGMENTS = ("start", "end", "channel")
@@ -81,6 +89,7 @@ MEANINGS: Mapping[str, MeaningFacts] = {
         columns=tuple(columns.split()),
         groups=tuple(groups.split()),
         prompt=prompt,
+        lists=("audio", "image") if name == "conversations" else ("image",),
     )
     for name, target, columns, groups, prompt in (
         (
@@ -91,7 +100,13 @@ MEANINGS: Mapping[str, MeaningFacts] = {
             "",
         ),
         ("texts", "recordings:TextOnly", "text language id prompt", "", ""),
-        ("conversations", "canonical_chat:Conversations", "image question answer messages id", "image", "chat"),
+        (
+            "conversations",
+            "canonical_chat:Conversations",
+            "audio image question answer messages id",
+            "audio image",
+            "chat",
+        ),
         ("labels", "image_class:Labelled", "image label id", "image", "label"),
         ("captions", "image_class:Captioned", "image text id", "image", "plain"),
         ("images", "image_class:OneImage", "image id", "image", "none"),
@@ -191,9 +206,9 @@ SOURCE_KINDS = {
 
 OWN_COLUMNS = frozenset(
     (
-        *("index", "sample_id", "text", "language", "prompt", "source", "duration_s", "images"),
-        *("image_hash", "failure"),
-        *("num_audio_samples", "num_frames", "num_tokens", "num_patches", "num_images"),
+        *("index", "sample_id", "text", "language", "prompt", "source", "duration_s", "audios", "images"),
+        *("image_hash", "audio_hash", "failure"),
+        *("num_audio_samples", "num_frames", "num_tokens", "num_patches", "num_images", "num_audios"),
         *("input_features", "pad_value", "waveform", "input_ids", "prefix_len", "label_mask", "labels"),
         *("fbanks", "valid_frames", "audio_index", "patches", "image_grid_thw", "image_rows", "shard", "shard_row"),
     )

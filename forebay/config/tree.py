@@ -438,10 +438,10 @@ class Config:
     @property
     def default_meaning(self) -> str:
         """The meaning of rows where `source.meaning` is left out."""
-        if not self.vision:
+        prompt = "chat" if self.text is None else self.text.prompt
+        if not self.vision and (self.text is None or self.audio is None or prompt != "chat"):
             kind = SOURCE_KINDS.get(self.source.kind)
             return "recordings" if kind is None else kind.meaning
-        prompt = "chat" if self.text is None else self.text.prompt
         return next((facts.name for facts in MEANINGS.values() if facts.prompt == prompt), "conversations")
 
     @property

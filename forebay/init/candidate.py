@@ -25,7 +25,7 @@ from forebay.init.folder_files import Clock, extension_of
 from forebay.init.found_model import Model
 from forebay.init.questions import BESIDE, Chooser
 from forebay.init.table_head import Row, TableHead, classes_of, languages_of, words_of
-from forebay.rows.meanings.canonical_chat import WITH_MESSAGES, WITH_QUESTION
+from forebay.rows.meanings.canonical_chat import IMAGES, WITH_MESSAGES, WITH_QUESTION
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import Recipe
@@ -361,7 +361,7 @@ class Candidate:
         self.prompt, self.noun = prompt, BESIDE[prompt].noun
         self.columns = self._named(columns)
         self.texts = [words for _, words in said if words]
-        self.others = _others(table, {*columns.values(), *WITH_MESSAGES, *WITH_QUESTION})
+        self.others = _others(table, {*columns.values(), *WITH_MESSAGES, *WITH_QUESTION, *IMAGES})
         if label := columns.get("label"):
             self.classes = classes_of(table, label)
             self.classes.update(dict.fromkeys(table.classes.get(label, ()), 0))

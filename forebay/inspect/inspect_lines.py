@@ -236,12 +236,19 @@ _CODECS_OF_PROCESSOR = {
 }
 
 
+_LISTED = {"audio": "clips", "image": "images"}
+
+
 def images_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields how many images there are and how large; `facts` is the document of `cache_facts`."""
-    images = facts["images"]
-    yield "images"
-    yield entry("stored", f"{images['stored']:,}, each once a source file; {images['distinct']:,} different ones")
-    yield entry("used", f"{images['used']:,} times in {facts['num_samples']:,} samples")
+    """Yields how many images and clips there are and how large; `facts` is the document of `cache_facts`."""
+    for group, name in _LISTED.items():
+        if (items := facts.get(f"{group}s")) is None:
+            continue
+        yield name
+        yield entry("stored", f"{items['stored']:,}, each once a source file; {items['distinct']:,} different ones")
+        yield entry("used", f"{items['used']:,} times in {facts['num_samples']:,} samples")
+    if "images" not in facts:
+        return
     if "processor" in facts:
         yield entry("processor", printable(facts["processor"]["made_by"]))
     codecs = _CODECS_OF_PROCESSOR if "processor" in facts else _CODECS

@@ -27,6 +27,7 @@ from forebay.terminal import entry, paragraph
 from forebay.visible import human_bytes, printable
 
 FLOAT32_BYTES = 4
+_KINDS: Mapping[Group, str] = {"audio": "clip"}
 _FEW = 12
 """Values of a field that are shown as numbers."""
 
@@ -64,6 +65,7 @@ class SeenItem:
     stored_bytes: int
     float32_bytes: int
     form: BatchForm | None = None
+    kind: str = "image"
 
     @property
     def about(self) -> dict[str, Any]:
@@ -105,7 +107,7 @@ class SeenItem:
     def listed(cls, items: Sequence[SeenItem], *, indent: str = "") -> Iterator[str]:  # noqa: ARG003  see PatchItem
         """Yields the items of a sample for a terminal."""
         for number, item in enumerate(items):
-            yield f"image {number}: {printable(item.name)}"
+            yield f"{item.kind} {number}: {printable(item.name)}"
             yield entry("bytes", beside_float32(item.stored_bytes, item.float32_bytes))
             for line in item.lines():
                 yield from paragraph("    ", line)
@@ -181,7 +183,7 @@ class ListedGroup:
 
     def item(self, about: dict[str, Any]) -> SeenItem:
         """Returns an item. about: what all kinds have."""
-        return SeenItem(**about, float32_bytes=about["stored_bytes"])
+        return SeenItem(**about, float32_bytes=about["stored_bytes"], kind=_KINDS.get(self.group, self.group))
 
     def facts(self) -> dict[str, Any]:
         """Returns the part of `forebay inspect --json` that only a cache with such items has.
@@ -207,7 +209,7 @@ class ListedGroup:
 
     def counted(self) -> list[str]:
         """Returns what is counted a sample."""
-        return ["tokens"]
+        return ["tokens", f"{self.group}s"]
 
     @property
     def num_stored(self) -> int:

@@ -188,14 +188,14 @@ def told_conversation(text: str) -> list[dict[str, Any]] | None:
 
 
 def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Returns (role, text) of every message; an image stands there by its number in the conversation: `[image 0]`."""
-    found, images = [], 0
+    """Returns (role, text) of every message; an item stands there by its number in the conversation: `[image 0]`."""
+    found, counts = [], {"audio": 0, "image": 0}
     for message in messages:
         text = ""
         for part in message["content"]:
-            if part["type"] == "image":
-                text = f"{text.rstrip(' ')} [image {images}] "
-                images += 1
+            if (kind := part["type"]) in counts:
+                text = f"{text.rstrip(' ')} [{'clip' if kind == 'audio' else kind} {counts[kind]}] "
+                counts[kind] += 1
             else:
                 text += part["text"].lstrip(" ") if text.endswith(" ") else part["text"]
         found.append((message["role"], text.strip(" ")))

@@ -41,7 +41,7 @@ from forebay.steps.image.processor.whole import image_processor_of, whole_proces
 from forebay.steps.step import Batch, Stored, TextBatch
 from forebay.steps.table import text_step_of
 from forebay.steps.text.caption import CaptionEncoder
-from forebay.steps.text.chat.conversation import with_images
+from forebay.steps.text.chat.conversation import with_items
 from forebay.store.source import SampleSource
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.forms import DeclaredText
@@ -186,7 +186,7 @@ class ProcessorCollator:
         return {name: torch.as_tensor(value) for name, value in made.items() if name in self._kept}
 
     def _talks(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
-        talks = [with_images(json.loads(sample["text"]), sample[self._decoded]) for sample in samples]
+        talks = [with_items(json.loads(sample["text"]), {"image": sample[self._decoded]}) for sample in samples]
         made = self._whole.apply_chat_template(
             talks, tokenize=True, return_dict=True, return_tensors="pt", processor_kwargs={"padding": True}
         )
@@ -224,7 +224,7 @@ def _whole(folder: Path, tokenizer_folder: Path, image_processor: Any) -> Any:
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return whole_processor(
-        folder, tokenizer=tokenizer, tokenizer_folder=tokenizer_folder, image_processor=image_processor
+        folder, tokenizer=tokenizer, tokenizer_folder=tokenizer_folder, parts={"image": image_processor}
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config import Config
-from forebay.preprocess.group import NO_TEXT, Coded, Coder, Finished
+from forebay.preprocess.group import EXCLUDING, Coded, Coder, Finished
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.workspace import Failure
 from forebay.store.layout import ROW_BITS, TEXT, Array, Constants, FieldSpec, Group, ListedItems
@@ -25,8 +25,6 @@ from forebay.store.shard import Shard, ShardEntry, shard_fields
 from forebay.store.source_files import dump_sources
 from forebay.version import __version__
 
-EXCLUDING = frozenset({"empty_text", "label_too_long", "no_phones", NO_TEXT, "too_long", "too_short"})
-"""Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
 Rejection = tuple[str, str, str, str]
 """One row that is no sample: its id, whether it was filtered (`excluded`) or bad (`failed`), why, and in words."""
 _REJECTED = ("sample_id", "kind", "reason", "message")

@@ -52,7 +52,7 @@ _BLOCK_SAMPLES = 16_000 * 300
 _SLACK_S = 0.1
 """A manifest's rounded duration passed the filter once; only a real difference is one."""
 _PLACE = ("member", "offset", "size")
-_NUM_SAMPLES = FieldSpec(name="num_audio_samples", dtype="int64", role="table")
+NUM_SAMPLES = FieldSpec(name="num_audio_samples", dtype="int64", role="table")
 _OF_SEGMENTS = (
     FieldSpec(name="recording", dtype="str", role="table"),
     FieldSpec(name="start_s", dtype="float64", role="table"),
@@ -179,6 +179,15 @@ class DurationLimits:
         """Returns which clips have more audio than was said, bool [rows], as far as a clip is read."""
         return np.asarray(num_samples / self.sample_rate_hz > stated_s + allowed_s(self.tolerance_s, stated_s))
 
+    def problem(self, num_samples: int) -> SampleError | None:
+        """Returns why a clip of so many samples is left out, as `refused` says it; None where it is not."""
+        seconds = num_samples / self.sample_rate_hz
+        if seconds < self.min_s - _SLACK_S:
+            return SampleError("too_short", f"{seconds:.2f} s is below source.min_duration_s {self.min_s:g}")
+        if self.max_s is not None and seconds > self.max_s + _SLACK_S:
+            return SampleError("too_long", f"{seconds:.2f} s is above source.max_duration_s {self.max_s:g}")
+        return None
+
     def message(self, sample_id: str, num_samples: int, stated_s: float) -> str:
         """Returns what there is to say of a `duration_mismatch`."""
         return (
@@ -232,7 +241,7 @@ class AudioItems:
 
     def fields(self) -> tuple[FieldSpec, ...]:
         stored = [spec for step in self.steps.stored for spec in step.fields()]
-        return (*self.steps.variants.fields(stored), _NUM_SAMPLES, *(_OF_SEGMENTS if self.has_segments else ()))
+        return (*self.steps.variants.fields(stored), NUM_SAMPLES, *(_OF_SEGMENTS if self.has_segments else ()))
 
     def lengths(self, shard: Shard) -> Array:
         values, offsets = shard.column("num_audio_samples")
@@ -263,6 +272,7 @@ class AudioItems:
         block: list[tuple[str, Values, Array | None]] = []
         held = 0
         said = [*segment_columns(rows), *(["recording"] if self.has_segments else [])]
+        said += [name for name in (NUM_SAMPLES.name,) if name in rows.column_names]
         for position, row in enumerate(rows.select(["sample_id", "file", "offset", "size", *said]).to_pylist()):
             mark(position)
             values: Values = {}
@@ -272,6 +282,7 @@ class AudioItems:
                 with span(DECODE):
                     audio = _clip(self.steps, data, sample_id=row["sample_id"])
                 values["num_audio_samples"] = np.int64(self.steps.features.num_samples(audio))
+                _require_told(row, len(audio))
                 if self.has_segments:
                     values |= self._place_of(row, len(audio))
                 held += audio.size
@@ -408,6 +419,17 @@ class AudioItems:
                 "%d samples are longer than their manifest says and kept as they are; the first: %s", len(longer), names
             )
         return len(longer)
+
+
+def _require_told(row: Mapping[str, Any], found: int) -> None:
+    """Raises SampleError where a clip has another length than its header said, by which texts were written."""
+    wanted = row.get(NUM_SAMPLES.name, found)
+    if found != wanted:
+        raise SampleError(
+            "header_mismatch",
+            f"{row['sample_id']}: by its header it has {wanted} samples at the rate of the features, decoded are "
+            f"{found}; write it again",
+        )
 
 
 def _clip(steps: AudioGroup, data: bytes, *, sample_id: str) -> Array:

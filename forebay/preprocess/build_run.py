@@ -15,9 +15,9 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
-from forebay.preprocess.assemble import EXCLUDING, assemble, messages_of, read_rows
+from forebay.preprocess.assemble import assemble, messages_of, read_rows
 from forebay.preprocess.build_report import COUNTS, BuildReport, Options
-from forebay.preprocess.group import Cut
+from forebay.preprocess.group import EXCLUDING, Cut
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared

@@ -14,10 +14,12 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from forebay.errors import SampleError
 from forebay.preprocess.workspace import Failure
-from forebay.rows.image_facts import flattened
 from forebay.rows.kept_columns import column_of, fields_of
-from forebay.rows.manifest import Manifest
+from forebay.rows.listed_media import flattened, item_name
+from forebay.rows.manifest import LISTS, Manifest
+from forebay.rows.reader import Failures
 from forebay.rows.segments import Bounds
 from forebay.rows.source_table import SourceFiles
 from forebay.store.image.codec import Codec
@@ -265,6 +267,41 @@ class ItemGroup(Protocol):
         """Returns what metadata.json says of the items of the samples that are kept."""
 
 
+def item_names(items: pa.Table, files: Sequence[SourceFile]) -> list[str]:
+    """Returns what to call some listed items: the file, and the member or the row inside it."""
+    return [
+        item_name(files[row["file"]], row["member"], offset=row["offset"], size=row["size"])
+        for row in items.select(["file", "member", "offset", "size"]).to_pylist()
+    ]
+
+
+def without(manifest: Manifest, group: Group, refused: Mapping[int, SampleError]) -> Manifest:
+    """Returns a manifest without the rows that list a refused item. refused: by place in the items of the group."""
+    if not refused:
+        return manifest
+    offsets, flat = flattened(manifest.rows[LISTS[group]])
+    is_bad = np.isin(flat, list(refused))
+    rows = np.repeat(np.arange(len(manifest.rows)), np.diff(offsets))
+    bad, first = np.unique(rows[is_bad], return_index=True)
+    culprits = flat[is_bad][first].tolist()
+    left_out = manifest.rows.take(pa.array(bad))
+    names = item_names(manifest.items[group].take(pa.array(culprits)), manifest.files)
+    reasons = [refused[item].reason for item in culprits]
+    messages = [f"{name}: {refused[item]}" for name, item in zip(names, culprits, strict=True)]
+    columns = (left_out["row"].to_pylist(), left_out["sample_id"].to_pylist(), reasons, messages)
+    found = Failures()
+    for row, sample_id, reason, message in zip(*columns, strict=True):
+        kind = "excluded" if reason in EXCLUDING else "failed"
+        found.add(row, sample_id, reason, message, kind=kind)
+    keep = np.ones(len(manifest.rows), bool)
+    keep[bad] = False
+    return replace(
+        manifest,
+        rows=manifest.rows.filter(pa.array(keep)),
+        rejected=pa.concat_tables([manifest.rejected, found.table()]),
+    )
+
+
 def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[SourceFiles, pa.Table]:
     """Returns the files that rows use, and a copy of the rows with `file` renumbered to them.
 
@@ -295,6 +332,8 @@ def values_digest(samples: Iterable[Mapping[str, Any]]) -> str:
 
 NO_TEXT = "no_text"
 """Why a row without a text is left out, where its kind of source needs one."""
+EXCLUDING = frozenset({"empty_text", "label_too_long", "no_phones", NO_TEXT, "too_long", "too_short"})
+"""Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

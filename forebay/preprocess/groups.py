@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.preprocess.audio_group import AudioItems
+from forebay.preprocess.clip_group import audio_items_of
 from forebay.preprocess.group import Cut, ItemGroup, Items, Read, Values, cut_rows, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.text_group import NAMES, TOLD, TextItems
@@ -32,7 +32,7 @@ from forebay.store.key import digest
 from forebay.store.layout import FORMAT_VERSION, TEXT, Array, Constants, FieldSpec, Group
 from forebay.store.source_files import SourceFile, StoredSources
 
-GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
+GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": audio_items_of, "image": ImageItems.of}
 """What makes the items of a group, by the group's name in a recipe."""
 TEXT_SHARD_ROWS = 8
 """How many times `layout.rows_per_shard` a shard of texts without items holds; part of where shards begin."""
@@ -238,7 +238,7 @@ class Groups:
         if group != TEXT:
             return self.item_group(group).probe()
         listed = [found for found in self.items if found.lists is not None]
-        return self.text.probe([found.probe_told(place) for found in listed for place in range(2)])
+        return self.text.probe({found.name: [found.probe_told(place) for place in range(2)] for found in listed})
 
     def estimate_bytes(self, listing: Listing) -> int:
         """Returns the expected size of the cache in bytes, from what the listing knows."""

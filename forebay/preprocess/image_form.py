@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.errors import BuildError, SampleError
-from forebay.preprocess.group import Values
+from forebay.preprocess.group import Values, without
 from forebay.preprocess.probe_inputs import probe_images
-from forebay.rows.image_facts import flattened, image_name
-from forebay.rows.manifest import Manifest, rejections
+from forebay.rows.manifest import Manifest
 from forebay.rows.named_files import require_processor
 from forebay.spans import FEATURES, span
 from forebay.steps.form import BatchForm
@@ -31,7 +30,6 @@ from forebay.store.image.stored_items import ArrayField, StoredArrays, shape_nam
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.shard import Shard
-from forebay.store.source_files import SourceFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class PatchForm:
 
     def of_manifest(self, manifest: Manifest) -> Manifest:
         """Returns the manifest with `columns`, without rows whose images have no such."""
-        images = images_of(manifest)
+        images = manifest.items["image"]
         sizes = np.stack([images["width"].to_numpy(), images["height"].to_numpy()], axis=1).astype(np.int64)
         unique, inverse = np.unique(sizes, axis=0, return_inverse=True)
         inverse = inverse.reshape(-1)
@@ -67,8 +65,9 @@ class PatchForm:
                 refused[number] = err
         for place, name in enumerate(self.columns):
             images = images.append_column(name, pa.array(grids[inverse, place], pa.int32()))
-        manifest = dataclasses.replace(manifest, images=images)
-        return _without(manifest, {i: refused[n] for i, n in enumerate(inverse.tolist()) if n in refused})
+        manifest = dataclasses.replace(manifest, items={**manifest.items, "image": images})
+        bad = {i: refused[n] for i, n in enumerate(inverse.tolist()) if n in refused}
+        return without(manifest, "image", bad)
 
     def told(self, values: Sequence[int]) -> tuple[int, int, int]:
         """Returns what prompts are told of an image with these values of `columns`."""
@@ -294,43 +293,3 @@ def _opened_processor(step: Processed, form: BatchForm | None) -> OpenProcessor:
     opened = step.opened(form)
     require_processor(Path(step.folder), step.processor)
     return opened
-
-
-def images_of(manifest: Manifest) -> pa.Table:
-    """Returns the images of a manifest."""
-    if manifest.images is None:
-        raise ValueError("a manifest of recordings has no images")
-    return manifest.images
-
-
-def _without(manifest: Manifest, refused: dict[int, SampleError]) -> Manifest:
-    """A manifest without the rows that use a refused image."""
-    if not refused:
-        return manifest
-    offsets, flat = flattened(manifest.rows["images"])
-    is_bad = np.isin(flat, list(refused))
-    rows = np.repeat(np.arange(len(manifest.rows)), np.diff(offsets))
-    bad, first = np.unique(rows[is_bad], return_index=True)
-    culprits = flat[is_bad][first].tolist()
-    left_out = manifest.rows.take(pa.array(bad))
-    names = image_names(images_of(manifest).take(pa.array(culprits)), manifest.files)
-    failed = rejections(
-        left_out["row"],
-        left_out["sample_id"],
-        kind="failed",
-        reason=[refused[image].reason for image in culprits],
-        message=[f"{name}: {refused[i]}" for name, i in zip(names, culprits, strict=True)],
-    )
-    keep = np.ones(len(manifest.rows), bool)
-    keep[bad] = False
-    return dataclasses.replace(
-        manifest, rows=manifest.rows.filter(pa.array(keep)), rejected=pa.concat_tables([manifest.rejected, failed])
-    )
-
-
-def image_names(items: pa.Table, files: Sequence[SourceFile]) -> list[str]:
-    """Returns what to call some images: the file, and the member or the row inside it."""
-    return [
-        image_name(files[row["file"]], row["member"], offset=row["offset"], size=row["size"])
-        for row in items.select(["file", "member", "offset", "size"]).to_pylist()
-    ]

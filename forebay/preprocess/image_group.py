@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, values_digest
-from forebay.preprocess.image_form import ArrayForm, PatchForm, form_of, image_names, images_of
+from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, item_names, values_digest
+from forebay.preprocess.image_form import ArrayForm, PatchForm, form_of
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
 from forebay.steps.form import BatchForm
@@ -89,7 +89,7 @@ class ImageItems:
         return self.form.read_values
 
     def table(self, manifest: Manifest) -> pa.Table:
-        return images_of(manifest)
+        return manifest.items["image"]
 
     def checked(self, manifest: Manifest) -> Manifest:
         return self.form.of_manifest(manifest)
@@ -114,7 +114,7 @@ class ImageItems:
 
     def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
         rows = items.select(["file", "offset", "size", "hash", *self.form.columns])
-        return rows.append_column("sample_id", pa.array(image_names(items, files), pa.large_string()))
+        return rows.append_column("sample_id", pa.array(item_names(items, files), pa.large_string()))
 
     def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
         for position, row in enumerate(rows.to_pylist()):

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from forebay.config.remote import is_url, parse_url
 from forebay.config.tree import Config
 from forebay.rows.kept_columns import PREFIX, STORED_TYPES
-from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, LISTS, REJECTED_SCHEMA, ROW_SCHEMA, Manifest
+from forebay.rows.manifest import CONVERSATION_SCHEMA, ITEM_SCHEMAS, LISTS, REJECTED_SCHEMA, ROW_SCHEMA, Manifest
 from forebay.rows.named_files import are_same
 from forebay.rows.source_table import SourceFiles
 from forebay.steps.recipe import Recipe
@@ -63,8 +63,7 @@ def save_listing(
     """
     sources = SourceFiles.of(manifest.files)
     found = {"rows": manifest.rows, "rejected": manifest.rejected, "files": _files_table(sources), **tables}
-    if manifest.images is not None:
-        found["images"] = manifest.images
+    found |= {LISTS[group]: table for group, table in manifest.items.items()}
     aside = temporary_name(folder)
     aside.mkdir(exist_ok=True)  # nobody else has its name: what is there is ours
     try:
@@ -134,7 +133,7 @@ def manifest_in(folder: Path, document: Mapping[str, Any], files: Sequence[Sourc
         rows=table_of(folder, "rows"),
         rejected=table_of(folder, "rejected"),
         absent=tuple(document["absent"]),
-        images=table_of(folder, "images") if "images.arrow" in document["files"] else None,
+        items={group: table_of(folder, name) for group, name in LISTS.items() if f"{name}.arrow" in document["files"]},
         unused=document["unused"],
     )
 
@@ -150,7 +149,7 @@ def require_sound(folder: Path, document: Mapping[str, Any]) -> None:
     tables = {file: table_of(folder, file.removesuffix(".arrow")) for file in document["files"]}
     for table in tables.values():
         table.validate(full=True)
-    rows, images = tables["rows.arrow"], tables.get("images.arrow", IMAGE_SCHEMA.empty_table())
+    rows = tables["rows.arrow"]
     count = len(tables["files.arrow"])
     _require_types(tables["files.arrow"], _types(_FILES_SCHEMA))
     _require_types(tables["rejected.arrow"], _types(REJECTED_SCHEMA))
@@ -158,14 +157,21 @@ def require_sound(folder: Path, document: Mapping[str, Any]) -> None:
     _require_types(rows.select(named), {name: _ROW_TYPES.get(name, pa.null()) for name in {*named, "group", "text"}})
     if any(rows.schema.field(name).type not in STORED_TYPES for name in {*rows.column_names}.difference(named)):
         raise ValueError("kept columns have other types than a listing's")
-    _require_types(images, {**dict.fromkeys(images.column_names, pa.int32()), **_types(IMAGE_SCHEMA)})
     for name in ("group", "file"):
         if name in named:
             _require_places(rows[name], count)
-    _require_places(images["file"], count)
-    for name in LISTS.values():
+    for group, name in LISTS.items():
+        items, schema = tables.get(f"{name}.arrow", ITEM_SCHEMAS[group].empty_table()), ITEM_SCHEMAS[group]
+        _require_types(items, {**_derived(items, schema), **_types(schema)})
+        _require_places(items["file"], count)
         if name in named:
-            _require_places(pc.list_flatten(rows[name]), len(images))
+            _require_places(pc.list_flatten(rows[name]), len(items))
+
+
+def _derived(items: pa.Table, schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Returns the types of what groups make of the facts of items: numbers."""
+    found = {field.name: field.type for field in items.schema if field.name not in schema.names}
+    return {name: kind if pa.types.is_integer(kind) else pa.null() for name, kind in found.items()}
 
 
 def _types(schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -13,6 +13,7 @@ import json
 import struct
 import wave
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -63,14 +64,15 @@ def probe_images() -> list[tuple[str, bytes]]:
     return [(f"probe-{number}", data) for number, data in enumerate(images)]
 
 
-def probe_conversations() -> list[str]:
-    """Returns built-in conversations with no image, one and two, in several turns and scripts."""
-    image, texts = {"type": "image"}, ["Hello, world! 12.5 %", "¿Dónde está el niño?", "今日は晴れです", "नमस्ते दुनिया"]
+def probe_conversations(groups: Sequence[str]) -> list[str]:
+    """Returns built-in conversations with no item, one and two of each group, in several turns and scripts."""
+    item = [{"type": group} for group in groups]
+    texts = ["Hello, world! 12.5 %", "¿Dónde está el niño?", "今日は晴れです", "नमस्ते दुनिया"]
     turns = [[{"type": "text", "text": text}] for text in texts]
     return [
         _conversation(turns[0], turns[1]),
-        _conversation([image, *turns[1]], turns[2]),
-        _conversation([image, image, *turns[2]], turns[3], turns[0], turns[1]),
+        _conversation([*item, *turns[1]], turns[2]),
+        _conversation([*item, *item, *turns[2]], turns[3], turns[0], turns[1]),
     ]
 
 

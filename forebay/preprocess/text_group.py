@@ -156,10 +156,10 @@ class TextItems:
         """See `ItemGroup`."""
         return self.encoder.constants if self.steps.is_given else {}
 
-    def probe(self, told: Sequence[Any]) -> str:
+    def probe(self, told: Mapping[Group, Sequence[Any]]) -> str:
         """Returns the xxh3-128 of what is made of built-in texts, and of what the steps find on this machine.
 
-        told: what prompts are told of two items.
+        told: what prompts are told of two items of each group that rows list.
         """
         rows, encoder = self._probe_rows(told), self.encoder
         made = [
@@ -171,11 +171,11 @@ class TextItems:
         more = [{"found": json.dumps(found, sort_keys=True)}] if found else []
         return values_digest([*made, *more, {"constants": digest(encoder.constants)}])
 
-    def _probe_rows(self, told: Sequence[Any]) -> EncodedRows:
+    def _probe_rows(self, told: Mapping[Group, Sequence[Any]]) -> EncodedRows:
         step = self.steps.step
         languages: list[str | None]
         if self.listed and not step.is_of_texts:
-            texts = [*probe_conversations(), *(text for text, _ in PROBE_TEXTS[:1]), "0", "cat"]
+            texts = [*probe_conversations([*told]), *(text for text, _ in PROBE_TEXTS[:1]), "0", "cat"]
             counts, languages = [0, 1, 2, 1, 1, 1], [None] * 6
         else:
             pairs = PROBE_LABELS if isinstance(step, Transcript) and step.reads_labels else PROBE_TEXTS
@@ -188,7 +188,7 @@ class TextItems:
             languages=languages,
             prompts=[None] * len(texts),
             kept=[{}] * len(texts),
-            told=[told[:count] for count in counts],
+            told=[[item for items in told.values() for item in items[:count]] for count in counts],
         )
 
     def estimate_bytes(self, rows: pa.Table) -> int:

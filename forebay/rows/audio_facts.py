@@ -16,7 +16,7 @@ from forebay.rows.media_reader import is_gone, opened
 from forebay.rows.reader import Failures, Located, LocateTask, UnreadableTar, missing_reason, tar_index
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import look_up, place_of, shown, source_stat
-from forebay.store.sound_containers import MAX_WHOLE_BYTES, header_info, one_stream, parsed_header, unread
+from forebay.store.sound_containers import MAX_WHOLE_BYTES, AudioInfo, header_info, one_stream, parsed_header, unread
 from forebay.tar.header import TarIndex
 
 
@@ -59,11 +59,16 @@ def duration_of(read: Callable[[int, int], bytes], size: int) -> float:
     Raises DecodeError where it gives none: `empty_file`, `empty_audio`, `format`, `truncated_audio` or `chained_audio`
     where that is why, else `unknown_duration`.
     """
+    return float(told_info(read, size).duration_s)
+
+
+def told_info(read: Callable[[int, int], bytes], size: int) -> AudioInfo:
+    """Returns what the header of an encoded clip says; see `duration_of`."""
     if not size:  # the reason that decoding gives where the manifest says a duration
         raise DecodeError("empty_file", "the file is empty (0 bytes); write or list it again")
     info = header_info(read, size)
     if info is not None and info.num_samples > 0 and info.sample_rate_hz > 0:
-        return float(info.duration_s)
+        return info
     claim = parsed_header(read, size)
     if claim is not None and not claim.num_samples and claim.format != "flac":  # a stream of FLAC may not know it
         raise DecodeError("empty_audio", "its header says 0 samples; write the recording again, or remove it")

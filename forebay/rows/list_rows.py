@@ -1,7 +1,7 @@
 """A listing in two stages: the rows that manifests name, by reader and meaning, then what their items are.
 
 Rows are read piece by piece, a task each; recordings that a reader lists by column are read at once. Then the media of
-each source file is located, a task each, and the images that rows list are looked at, each once.
+each source file is located, a task each, and the items that rows list are looked at, each once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from forebay.rows.eligible import (
     unique_ids,
     unneeded,
 )
-from forebay.rows.image_facts import ListedImages, with_images
 from forebay.rows.kept_columns import column_of, concatenated, names_of, require_values, with_kept
+from forebay.rows.listed_media import ListedMedia, failed_items, num_good, with_items
 from forebay.rows.manifest import CONVERSATION_SCHEMA, ROW_SCHEMA, SPAN, Manifest, Meaning, merged, require_rows
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.meanings.recordings import refuse_differing, refuse_uncovered, to_judge
@@ -113,10 +113,14 @@ class RowListing:
         """Returns `function(task)` of every task, in their order."""
         return run_on_sources(self.map_, function, tasks, needs, is_remote=is_remote(self.source), total=total)
 
-    def images(self) -> ListedImages:
-        """Returns the images that rows list, none yet."""
-        files = NamedFiles(self.manifests, self.source)
-        return ListedImages(self.source, files, self.map_, self.reader, self.cache_root)
+    def media(self) -> list[ListedMedia]:
+        """Returns the items of each group that rows list, none yet; their files are numbered together."""
+        files, facts = NamedFiles(self.manifests, self.source), self.meaning.facts
+        return [
+            ListedMedia(self.source, files, self.map_, self.reader, self.cache_root, group)
+            for group in facts.groups
+            if group in facts.lists
+        ]
 
     def in_waves(
         self,
@@ -271,13 +275,13 @@ def list_rows(
     """Returns the eligible rows, what their items are, every place and duration known, and what was left out.
 
     Of rows that are items themselves: ROW_SCHEMA, left out by duplicate ids, `source.exclude`, languages and durations.
-    Of rows that list images: CONVERSATION_SCHEMA, with rows of one file that share an image brought together, the
-    groups by first appearance; and IMAGE_SCHEMA, of these rows alone. They are left out in this order: `source.rows`,
-    records of another form, ids that occur twice, `source.exclude`, images that cannot be used (a row fails with its
-    first), `max_samples`; of a row that is out by an earlier one no image is read. Rows may be both.
+    Of rows that list items: CONVERSATION_SCHEMA, with rows of one file that share an item brought together, the
+    groups by first appearance; and ITEM_SCHEMAS, of these rows alone. They are left out in this order: `source.rows`,
+    records of another form, ids that occur twice, `source.exclude`, items that cannot be used (a row fails with its
+    first), `max_samples`; of a row that is out by an earlier one no item is read. Rows may be both.
 
     With `max_samples` or an end in `source.rows` only as much is read as it takes, and a bit more. Raises ManifestError
-    where a manifest as a whole cannot be used, BuildError where an image kills the processes of `map_`, OSError or
+    where a manifest as a whole cannot be used, BuildError where an item kills the processes of `map_`, OSError or
     TarError where the machine fails.
     """
     listing = RowListing(
@@ -293,7 +297,7 @@ def list_rows(
 def _listed_alone(listing: RowListing) -> Manifest:
     """The rows of a meaning that lists all of its items, in waves of pieces."""
     source = listing.source
-    manifests, images = listing.manifests, listing.images()
+    manifests, media = listing.manifests, listing.media()
     require_folder(source)
     if is_remote(source):
         tell_if_too_large(manifests)
@@ -301,7 +305,8 @@ def _listed_alone(listing: RowListing) -> Manifest:
 
     def run(pieces: Sequence[FilePiece]) -> Sequence[RowPart]:
         found = listing.parts(pieces)
-        images.extend([(part.group, part.items[images.group]) for part in found])
+        for each in media:
+            each.extend([(part.group, part.items[each.group]) for part in found])
         return found
 
     def judge(parts: Sequence[RowPart], is_all: bool) -> tuple[Manifest | None, int]:  # noqa: FBT001
@@ -309,12 +314,12 @@ def _listed_alone(listing: RowListing) -> Manifest:
         is_all = is_all or (selected.stop is not None and len(rows) >= selected.stop)
         if not is_all and source.max_samples is None:
             return None, 0
-        candidates = _candidates(listing, _selected(rows, selected, source, is_all=is_all), parts, images)
-        failed = images.failed(candidates.rows, source.max_samples)
-        good = int(np.count_nonzero(failed < 0))
+        candidates = _candidates(listing, _selected(rows, selected, source, is_all=is_all), parts, media)
+        failed = failed_items(candidates.rows, media, source.max_samples)
+        good = num_good(failed)
         if not is_all and not listing.is_enough(good):
             return None, good
-        manifest = with_images(candidates, failed, images)
+        manifest = with_items(candidates, failed, media)
         require_values(manifest.rows, manifest.unused, where=", ".join(source.manifests))
         return _meant(listing, manifest, parts), good
 
@@ -325,20 +330,23 @@ def _listed_alone(listing: RowListing) -> Manifest:
     return listing.in_waves(listing.pieces(), run, judge, first=first)
 
 
-def _candidates(listing: RowListing, rows: pa.Table, parts: Sequence[RowPart], images: ListedImages) -> Manifest:
+def _candidates(
+    listing: RowListing, rows: pa.Table, parts: Sequence[RowPart], media: Sequence[ListedMedia]
+) -> Manifest:
     """The rows that can be used and that filters leave, as far as their texts and names tell."""
 
     def places(rows: pa.Table) -> dict[str, Any]:
         if not listing.reader.lists_media:
             return {"file": rows["group"]}
-        # Ids that clash are named after the images themselves.
-        found = first_places(rows, parts, images.group, lambda paths, _: images.files.listed(paths))
+        # Ids that clash are named after the items themselves.
+        found = first_places(rows, parts, media[0].group, lambda paths, _: media[0].files.listed(paths))
         return {"file": found["file"]}
 
-    manifest = candidate_rows(rows, listing.manifests, places)
+    manifest = candidate_rows(rows, listing.manifests, places, lists=listing.meaning.facts.lists)
     manifest = apply_filters(unique_ids(manifest), listing.source)
     rows = manifest.rows
-    table = rows.select([name for name in (*CONVERSATION_SCHEMA.names, TEXT_AT) if name not in ("text", "image_group")])
+    names = [name for name in (*CONVERSATION_SCHEMA.names, TEXT_AT) if name != "text" and name in rows.column_names]
+    table = rows.select(names)
     return dataclasses.replace(
         manifest,
         rows=with_kept(table, {name: column_of(rows, name) for name in names_of(rows)}),
@@ -356,7 +364,8 @@ def _meant(listing: RowListing, manifest: Manifest, parts: Sequence[RowPart]) ->
     rows, texts = manifest.rows, [part.texts.column() for part in parts]
     rows = rows.append_column("text", gathered(texts, rows[TEXT_AT].to_numpy(), listing.cache_root))
     kept = {name: column_of(rows, name) for name in names_of(rows)}
-    rows = pa.table([rows[field.name] for field in CONVERSATION_SCHEMA], schema=CONVERSATION_SCHEMA)
+    schema = pa.schema([field for field in CONVERSATION_SCHEMA if field.name in rows.column_names])
+    rows = pa.table([rows[field.name] for field in schema], schema=schema)
     rows = listing.meaning.finished(with_kept(rows, kept), [part.classes for part in parts if len(part.rows)])
     return dataclasses.replace(manifest, rows=rows, absent=absent)
 
@@ -379,7 +388,7 @@ class NamedRows:
 
     manifest: Manifest
     parts: Sequence[RowPart] = ()
-    images: ListedImages | None = None
+    media: Sequence[ListedMedia] = ()
 
 
 def _named(listing: RowListing) -> NamedRows:
@@ -404,7 +413,8 @@ def _named(listing: RowListing) -> NamedRows:
 
 
 def _by_record(listing: RowListing) -> NamedRows:
-    images, own = listing.images(), listing.meaning.own
+    media, own = listing.media(), listing.meaning.own
+    files = media[0].files if media else NamedFiles(listing.manifests, listing.source)
     parts = listing.parts([*listing.pieces()])
     rows = listed_rows(parts)
     require_rows(len(rows), listing.manifests)
@@ -414,20 +424,19 @@ def _by_record(listing: RowListing) -> NamedRows:
             return {"file": rows["group"], "duration_s": pa.array(np.zeros(len(rows)))}
 
         def numbers(paths: Any, group: int) -> Array:
-            return images.files.numbers(paths, manifest=listing.manifests[group])
+            return files.numbers(paths, manifest=listing.manifests[group])
 
         found = first_places(rows, parts, own, numbers)
         return found | ({"group": found["file"]} if listing.lister.by_file else {})
 
-    manifest = candidate_rows(rows, listing.manifests, places)
+    manifest = candidate_rows(rows, listing.manifests, places, lists=listing.meaning.facts.lists)
     unused = merged(part.unused for part in parts)
     require_values(manifest.rows, unused, where=", ".join(listing.source.manifests))
-    images.files.stamp()
-    manifest = dataclasses.replace(manifest, files=images.files.files, unused=unused)
-    if images.group not in listing.meaning.facts.groups:
-        return NamedRows(manifest, parts)
-    images.extend([(part.group, part.items[images.group]) for part in parts])
-    return NamedRows(manifest, parts, images)
+    files.stamp()
+    manifest = dataclasses.replace(manifest, files=files.files, unused=unused)
+    for each in media:
+        each.extend([(part.group, part.items[each.group]) for part in parts])
+    return NamedRows(manifest, parts, media)
 
 
 def read_manifest(
@@ -453,13 +462,13 @@ def _located(listing: RowListing) -> Manifest:
 
     def judge(results: Sequence[Located], is_all: bool) -> tuple[Manifest | None, int]:  # noqa: FBT001
         manifest = with_places(listed, results, listing, is_all=is_all)
-        failed = None if named.images is None else named.images.failed(manifest.rows, source.max_samples)
-        good = len(manifest.rows) if failed is None else int(np.count_nonzero(failed < 0))
+        failed = failed_items(manifest.rows, named.media, source.max_samples) if named.media else {}
+        good = num_good(failed) if failed else len(manifest.rows)
         if not is_all and not listing.is_enough(good):
             return None, good
-        if named.images is None or failed is None:
+        if not failed:
             return take_first(manifest, source.max_samples, is_all=is_all, is_of_tars=lister.lists_tars), good
-        return with_images(manifest, failed, named.images), good
+        return with_items(manifest, failed, named.media), good
 
     # Where no more rows were listed than are wanted, every task is needed.
     all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples

@@ -51,19 +51,29 @@ Strings have 64-bit offsets, so that 75 million rows fit one chunk.
 REJECTED_SCHEMA = schema_of("row:int64 sample_id:large_string kind:string reason:string message:large_string")
 """Columns of `Manifest.rejected`."""
 
+SHARED = "item_group"
 CONVERSATION_SCHEMA = schema_of(
-    "row:int64 sample_id:large_string explicit_id:bool group:int32 text:large_string images:int32[] image_group:int64"
+    "row:int64 sample_id:large_string explicit_id:bool group:int32 text:large_string audios:int32[] images:int32[] "
+    f"{SHARED}:int64"
 )
-"""Columns of `Manifest.rows` of conversations: `text` in the canonical form, `images` (into `Manifest.images`, one for
-each image part, in order), `image_group` (rows of one number share images; they are consecutive, numbers rise). Because
-of that order `row`, the place in the listing, does not rise."""
+"""Columns of `Manifest.rows` of conversations: `text` in the canonical form, by group LISTS (into `Manifest.items`, one
+for each part of that kind, in order; a group that rows have not has no column), `item_group` (rows of one number share
+items; they are consecutive, numbers rise). Because of that order `row`, the place in the listing, does not rise."""
 
-IMAGE_SCHEMA = schema_of("file:int32 member:large_string offset:int64 size:int64 hash:string width:int32 height:int32")
-"""Columns of `Manifest.images`, each content once: a place that `MediaReader` takes (that of its first use), the
-xxh3-128 of the encoded bytes as 32 hex digits, width and height in pixels as displayed."""
+ITEM_FACTS: Mapping[Group, str] = {
+    "audio": "num_samples:int64 sample_rate_hz:int32",
+    "image": "width:int32 height:int32",
+}
+"""What the header of an item says: samples of one channel at its own rate; pixels as displayed."""
+ITEM_SCHEMAS = {
+    group: schema_of(f"file:int32 member:large_string offset:int64 size:int64 hash:string {facts}")
+    for group, facts in ITEM_FACTS.items()
+}
+"""Columns of `Manifest.items`, each content once: a place that `MediaReader` takes (that of its first use), the
+xxh3-128 of the encoded bytes as 32 hex digits, and ITEM_FACTS."""
 
-LISTS: Mapping[Group, str] = {"image": "images"}
-"""The columns of rows that list items, by group. Of a group that is not here a row is an item itself."""
+LISTS: Mapping[Group, str] = {"audio": "audios", "image": "images"}
+"""The columns of rows that list items, by group."""
 WHOLE_FILE = -1
 """`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
 SPAN = "span:"
@@ -89,8 +99,8 @@ class Manifest:
     (what the manifest says of the duration, or the metadata beside the clip; null: nothing), `language`, `prompt`,
     `text` (null: not given). rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the
     data), `reason`, `message`. absent: files that are named but cannot be opened; all their rows have failed; and tars
-    behind the last row of `max_samples`. images: of conversations only (see CONVERSATION_SCHEMA, which their rows are
-    of): the different images, see IMAGE_SCHEMA.
+    behind the last row of `max_samples`. items: the different items of each group that rows list (see
+    CONVERSATION_SCHEMA, which conversations are of), see ITEM_SCHEMAS.
     unused: rows by the name of a field or column that they have and nothing takes, as far as they were looked at.
     """
 
@@ -98,7 +108,7 @@ class Manifest:
     rows: pa.Table
     rejected: pa.Table = field(default_factory=lambda: REJECTED_SCHEMA.empty_table())
     absent: tuple[int, ...] = ()
-    images: pa.Table | None = None
+    items: Mapping[Group, pa.Table] = field(default_factory=dict)
     unused: Mapping[str, int] = field(default_factory=dict)
 
     def failed(self) -> Iterator[tuple[str, str, str]]:
@@ -274,12 +284,13 @@ class MediaPlace(NamedTuple):
 class Record(NamedTuple):
     """A row as its file has it.
 
-    media: what the row is of, a place in the file, the name of another file, or None for one that is missing; left out:
-    the fields name it. kept: the values kept, where they are not among the fields. nested: fields whose text is JSON.
+    media: by group what the row is of, a place in the file, the name of another file, or None for one that is missing;
+    left out: the fields name it. kept: the values kept, where they are not among the fields. nested: fields whose text
+    is JSON.
     """
 
     fields: dict[str, Any]
-    media: Sequence[MediaPlace | str | None] | None = None
+    media: Mapping[Group, Sequence[MediaPlace | str | None]] | None = None
     kept: Mapping[str, Any] | None = None
     nested: tuple[str, ...] = ()
 
@@ -337,7 +348,7 @@ class Meaning(ABC):
     @property
     def own(self) -> Group | None:
         """The group of which each row is an item itself; None: rows have none, or list all that they have."""
-        return next((group for group in self.facts.groups if group not in LISTS), None)
+        return next((group for group in self.facts.groups if group not in self.facts.lists), None)
 
     @property
     def lists_all(self) -> bool:
@@ -376,7 +387,7 @@ def file_place(written: str | MediaPlace, home: Path | None = None, *, of: str =
     return place
 
 
-def meaning_named(name: str) -> Meaning:
-    """Returns one of `MEANINGS`."""
-    meaning: Meaning = resolve_name(MEANINGS[name].target)(MEANINGS[name])
+def meaning_named(name: str, facts: MeaningFacts | None = None) -> Meaning:
+    """Returns one of `MEANINGS`. facts: of rows of fewer groups."""
+    meaning: Meaning = resolve_name(MEANINGS[name].target)(facts or MEANINGS[name])
     return meaning

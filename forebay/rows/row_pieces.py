@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from forebay.errors import ManifestError, SampleError
 from forebay.rows.columns_aside import TextsAside
-from forebay.rows.image_facts import flattened
 from forebay.rows.kept_columns import column_of, concatenated, names_of, parts_of_rows, values_in, with_kept
+from forebay.rows.listed_media import flattened
 from forebay.rows.manifest import (
     LISTS,
     REJECTED_SCHEMA,
@@ -219,11 +219,16 @@ def listed_rows(parts: Sequence[RowPart]) -> pa.Table:
 
 
 def candidate_rows(
-    rows: pa.Table, files: Sequence[SourceFile], places: Callable[[pa.Table], Mapping[str, Any]]
+    rows: pa.Table,
+    files: Sequence[SourceFile],
+    places: Callable[[pa.Table], Mapping[str, Any]],
+    *,
+    lists: Sequence[Group],
 ) -> Manifest:
     """Returns the rows that can be used, as ROW_SCHEMA and columns of LISTS behind it, and the others.
 
     rows: of `listed_rows`. places: gives more columns of those that can be used, `file` among them: where they lie.
+    lists: the groups whose items rows list.
     """
     shown = SourceFiles.of(files).shown_names
     stems = pa.array((path_stem(name.rpartition("/")[2]) for name in shown), pa.large_string())
@@ -235,7 +240,7 @@ def candidate_rows(
     names = [name for name in rows.column_names if name in ROW_SCHEMA.names or name.startswith(SPAN)]
     kept = {name: column_of(rows, name) for name in names_of(rows)}
     table = row_table({name: rows[name] for name in names} | {**places(rows)}, num_rows=len(rows))
-    for name, column in {TEXT_AT: TEXT_AT, **LISTS}.items():
+    for name, column in {TEXT_AT: TEXT_AT, **{group: LISTS[group] for group in lists}}.items():
         table = table.append_column(column, rows[name]) if name in rows.column_names else table
     return Manifest(files=files, rows=with_kept(table, kept), rejected=rejected)
 

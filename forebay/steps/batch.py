@@ -186,7 +186,7 @@ def collate_fields(
         elif field.lengths_of is not None:
             batch[field.name] = counted(field.name, held.lengths(), allocate=allocate)
         elif field.pad_of is not None:
-            pads = [float(values[0]) for values in arrays[field.pad_of]]
+            pads = [float(values[0]) for of_one in arrays[field.pad_of] for values in of_one]
             batch[field.name] = held.values(pads, dtype=wanted, allocate=allocate)
         else:
             batch[field.name] = held.values(None, dtype=wanted, allocate=allocate)

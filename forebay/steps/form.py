@@ -290,6 +290,8 @@ class BatchForm:
     """The fields that are on disk."""
     read: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """What a batch is made of: the names of these, and of what says their padding."""
+    is_listed: bool = field(default=False, repr=False, compare=False)
+    """Whether a sample has any number of items as they lie on disk: of a field a tuple."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stored", tuple(each for each in self.fields if each.is_stored))
@@ -365,6 +367,8 @@ class BatchForm:
 
         Arrays with one axis that grows are as on disk, where it is the first: `collate` takes them with `are_rows`.
         """
+        if self.is_listed:
+            return self._columns_of_lists(samples)
         found: dict[str, list[Sequence[Array]]] = {}
         for each in self.stored:
             values = column(samples, each.on_disk)
@@ -379,8 +383,18 @@ class BatchForm:
                 used = column(samples, each.used_of)
                 found[each.name] = [(array[: n.item()],) for array, n in zip(values, used, strict=True)]
             if each.pad_of is not None:
-                found[each.pad_of] = column(samples, each.pad_of)
+                found[each.pad_of] = [(pad,) for pad in column(samples, each.pad_of)]
         return found
+
+    def _columns_of_lists(self, samples: Sequence[Sample]) -> dict[str, list[Sequence[Array]]]:
+        names = {spec.name for spec in self.specs()}
+        items = [
+            [dict(zip(names, each, strict=True)) for each in zip(*(sample[name] for name in names), strict=True)]
+            for sample in samples
+        ]
+        alone = replace(self, is_listed=False)
+        made = [alone.columns(of_one) for of_one in items]
+        return {name: [[array for (array,) in each[name]] for each in made] for name in self.read}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the form as JSON values."""

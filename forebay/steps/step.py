@@ -35,6 +35,8 @@ Dtype: TypeAlias = "torch.dtype"
 Fields = dict[str, Array]
 """What a step makes of one sample, by the name of the field."""
 PaddingSide = Literal["left", "right"]
+CLIPS = "clips"
+"""What caches call the features of clips that conversations list, as their processor gives them."""
 ClipDtype = Literal["float32", "int16"]
 _MAX_MAGNITUDE = 1e10
 """Above it, the power of a frame leaves float32. Full scale is 1."""

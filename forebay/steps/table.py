@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, 
 
 from forebay.errors import ConfigError
 from forebay.steps.audio.own_class import entry_named
-from forebay.steps.step import AudioStep, ItemStep, Step, Stored, TextStep
+from forebay.steps.step import CLIPS, AudioStep, ItemStep, Step, Stored, TextStep
 from forebay.store.layout import TEXT, Constants, Group
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ STEPS: dict[Group, Table] = {
         "qwen3_asr": f"{_TEXT}.qwen3_asr_prompt:Qwen3AsrChat",
         "given": f"{_TEXT}.plain:GivenLabels",
         "tts": f"{_TEXT}.tts:Tts",
-        "chat": f"{_TEXT}.chat.chat_steps:Chat {_TEXT}.chat.chat_steps:ProcessorChat",
+        "chat": " ".join(f"{_TEXT}.chat.chat_steps:{name}" for name in ("Chat", "SoundChat", "ProcessorChat")),
         "none": f"{_TEXT}.label:NoText",
         "label": f"{_TEXT}.label:Label",
     },
@@ -58,6 +58,7 @@ _FORMS = ChainMap(
         "declared": f"{_AUDIO}.declared:Declared",
         "patches": STEPS["image"]["patches"],
         "images": STEPS["image"]["processor"],
+        CLIPS: f"{_AUDIO}.extractor.conversation_sound:ConversationSound",
     },
     STEPS["audio"],
 )

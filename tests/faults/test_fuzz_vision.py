@@ -161,11 +161,11 @@ def kept_listing(folder: Path, data: st.DataObject) -> None:
             document["files"][name] = {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
             (place / "listing.json").write_text(json.dumps(document))
     found = listing._load(place, _GROUPS)
-    if found is not None and found.manifest.images is not None:
+    if found is not None and found.manifest.items["image"] is not None:
         images = np.concatenate([[0], *found.rows["images"].to_numpy(zero_copy_only=False)])
         assert (images >= 0).all()
-        assert (images < len(found.manifest.images)).all()
-        assert set(found.rows["group"].to_pylist() + found.manifest.images["file"].to_pylist()) <= set(
+        assert (images < len(found.manifest.items["image"])).all()
+        assert set(found.rows["group"].to_pylist() + found.manifest.items["image"]["file"].to_pylist()) <= set(
             range(len(found.files))
         )
         assert all(isinstance(count, int) for count in found.rejected.failed.values())
@@ -236,14 +236,13 @@ def _prepare(folder: Path) -> None:
 def _keep_listing(raw: Path, folder: Path) -> None:
     manifest = read_conversations(source_of("jsonl", raw / "list.jsonl"), cache_root=raw / "root")
     rows = manifest.rows
-    assert manifest.images is not None
-    images = manifest.images
+    images = manifest.items["image"]
     for name in ("grid_h", "grid_w"):
         images = images.append_column(name, pa.array([2] * len(images), pa.int32()))
     rejected = Rejected(len(rows) + 2, Counter({"bad_json": 2}), Counter())
     lengths = {name: np.full(len(rows), 4, np.int32) for name in _GROUPS.length_names}
     listing._save(
-        folder, listing.Counted(manifest=replace(manifest, images=images), lengths=lengths, rejected=rejected)
+        folder, listing.Counted(manifest=replace(manifest, items={"image": images}), lengths=lengths, rejected=rejected)
     )
     assert listing._load(folder, _GROUPS) is not None
 

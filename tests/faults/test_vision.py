@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import BuildError, ConfigError
-from forebay.rows import image_facts as conversation_images
+from forebay.rows import listed_media as conversation_images
 from forebay.steps.image import qwen2_vl as pixels
 from tests.faults.building import NUM_WORKERS, build_here, check_caches, check_settled, finished_shards
 from tests.faults.row import Row, dice

@@ -125,7 +125,7 @@ def test_an_image_of_another_size_than_its_header_says_is_left_out(
         width, height = image_size(*args, **named)
         return (width, 20) if width == 50 else (width, height)
 
-    monkeypatch.setattr("forebay.rows.image_facts.image_size", claimed)
+    monkeypatch.setattr("forebay.rows.listed_media.image_size", claimed)
     report, cache = built(corpus)
     assert (report.failed, len(cache)) == ({"unreadable_image": 1}, 10)
     assert "its header gives 50x20 pixels as displayed, its pixels are 50x30" in caplog.text

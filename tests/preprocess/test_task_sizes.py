@@ -20,8 +20,8 @@ from forebay import load_config
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask
-from forebay.rows import image_facts as conversation_images
 from forebay.rows import list_rows as locate
+from forebay.rows import listed_media as conversation_images
 from forebay.rows.readers import table_records
 from forebay.rows.readers import table_records as json_lines
 from forebay.steps.recipe import recipe_of
@@ -171,7 +171,7 @@ def longest_tasks(folder: Path, write: Write, num_rows: int) -> dict[str, int]:
 def test_no_task_grows_with_the_listing(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locate, "ROWS_PER_TASK", PER_FILE)
     monkeypatch.setattr(memo, "_TASK_FILES", 1)
-    monkeypatch.setattr(conversation_images, "IMAGES_PER_TASK", PER_FILE)
+    monkeypatch.setattr(conversation_images, "ITEMS_PER_TASK", PER_FILE)
     monkeypatch.setattr(table_records, "_ROWS_PER_PART", PER_FILE)
     monkeypatch.setattr(json_lines, "BLOCK_BYTES", 512)
     small = longest_tasks(tmp_path / "small", write, 2 * PER_FILE)

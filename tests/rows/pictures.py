@@ -12,6 +12,7 @@ import xxhash
 from PIL import Image, ImageOps
 
 from forebay.config import SourceConfig
+from forebay.config.data import MEANINGS
 from forebay.rows.list_rows import list_rows
 from forebay.rows.manifest import Manifest, meaning_named
 from forebay.rows.media_reader import MediaReader
@@ -53,7 +54,7 @@ def source_of(kind: Any, *manifests: Path | str, **settings: Any) -> SourceConfi
 
 def read_conversations(source: SourceConfig, *, meaning: str = "conversations", **options: Any) -> Manifest:
     """Returns the rows of a source of images."""
-    return list_rows(source, meaning_named(meaning), **options)
+    return list_rows(source, meaning_named(meaning, MEANINGS[meaning].of_groups(["image"])), **options)
 
 
 def converse(kind: Any, *manifests: Path | str, root: Path, **settings: Any) -> Manifest:
@@ -66,8 +67,7 @@ def converse(kind: Any, *manifests: Path | str, root: Path, **settings: Any) -> 
 
 def check(manifest: Manifest, source: SourceConfig) -> None:
     """Asserts what holds of every manifest of conversations."""
-    assert manifest.images is not None
-    entries = manifest.images.to_pylist()
+    entries = manifest.items["image"].to_pylist()
     with MediaReader(manifest.files, max_open=2, column=source.columns.image) as read:
         for entry in entries:
             data = read(entry["file"], entry["offset"], entry["size"])
@@ -80,7 +80,7 @@ def check(manifest: Manifest, source: SourceConfig) -> None:
     for row in rows:
         parts = [part for message in json.loads(row["text"]) for part in message["content"]]
         assert sum(part == {"type": "image"} for part in parts) == len(row["images"])
-    groups = [row["image_group"] for row in rows]
+    groups = [row["item_group"] for row in rows]
     assert groups == sorted(groups)
     assert [row["group"] for row in rows] == sorted(row["group"] for row in rows)
     assert len({row["row"] for row in rows}) == len(rows)
@@ -90,6 +90,5 @@ def check(manifest: Manifest, source: SourceConfig) -> None:
 
 def images_of(manifest: Manifest) -> dict[str, list[str]]:
     """Returns the names of each row's images by sample id: the file, or the member of a tar."""
-    assert manifest.images is not None
-    names = [row["member"] or manifest.files[row["file"]].name for row in manifest.images.to_pylist()]
+    names = [row["member"] or manifest.files[row["file"]].name for row in manifest.items["image"].to_pylist()]
     return {row["sample_id"]: [names[i] for i in row["images"]] for row in manifest.rows.to_pylist()}

@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 
 from forebay.errors import TextError
 from forebay.rows.manifest import meaning_named
-from forebay.rows.meanings.canonical_chat import canonical, image_names
+from forebay.rows.meanings import canonical_chat
+from forebay.rows.meanings.canonical_chat import item_names
 from tests.strategies import transcripts
 
 IMAGE = {"type": "image"}
 identifier = meaning_named("conversations").identifier
+
+
+def canonical(fields: dict[str, Any], images: list[Any], *, unknown: set[str] | None = None) -> tuple[str, list[Any]]:
+    """Returns a conversation over images, and these."""
+    found, used = canonical_chat.canonical(fields, {"image": images}, unknown=unknown)
+    return found, used["image"]
 
 
 def text(value: str) -> dict[str, str]:
@@ -150,7 +157,7 @@ def test_any_object_is_a_conversation_or_a_counted_failure(fields: dict[str, Any
     try:
         identifier(fields)
         unknown: set[str] = set()
-        document, used = canonical(fields, image_names(fields), unknown=unknown)
+        document, used = canonical(fields, item_names(fields, "image"), unknown=unknown)
     except TextError as err:
         reason = err.reason
     if reason is None:

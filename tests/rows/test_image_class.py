@@ -31,9 +31,9 @@ JSON = st.recursive(
 
 def said(meaning: str, fields: dict[str, Any], *, count: int = 1, unknown: set[str] | None = None) -> str:
     """Returns the text of a row of so many images."""
-    record = Record(fields, [MediaPlace(path="a.jpg")] * count)
+    record = Record(fields, {"image": [MediaPlace(path="a.jpg")] * count})
     found = meaning_named(meaning).row(record, unknown=set() if unknown is None else unknown, home=Path())
-    assert found.items == {"image": record.media}
+    assert found.items == record.media
     assert found.text is not None
     return found.text
 
@@ -75,7 +75,7 @@ def test_every_prompt_of_one_image_is_read_so() -> None:
 def test_any_value_is_a_row_or_has_a_reason(value: Any, meaning: str) -> None:
     rows = RowSink(meaning_named(meaning))
     for fields in ({"label": value, "text": value}, {"label": [value, value]}):
-        rows.take(Record(fields, [MediaPlace(path="a.jpg")]), where="a")
+        rows.take(Record(fields, {"image": [MediaPlace(path="a.jpg")]}), where="a")
     part = rows.part(0)
     table = part.rows.append_column("text", part.texts.column())
     assert {*table["reason"].to_pylist()} <= {None, "no_label", "bad_label", "no_text", "bad_text"}

@@ -74,9 +74,8 @@ def test_the_first_folder_is_the_class(folder: Path) -> None:
     listed = [file.name for file in listed_files(config.source, meaning=config.meaning)]
     assert [file.name for file in found.files] == listed
     assert {Path(name).suffix.lower() for name in listed} == {".jpg", ".jpeg", ".png", ".webp"}
-    assert found.images is not None
     with MediaReader(found.files, max_open=2) as read:
-        for place in found.images.to_pylist():
+        for place in found.items["image"].to_pylist():
             data = read(place["file"], place["offset"], place["size"])
             assert data == found.files[place["file"]].path.read_bytes()
 

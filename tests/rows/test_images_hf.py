@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.config import SourceColumns
+from forebay.config.data import MEANINGS
 from forebay.errors import ManifestError, MissingExtraError
 from forebay.rows.manifest import meaning_named
 from forebay.rows.reader import FilePiece
@@ -56,8 +57,7 @@ def test_an_image_in_five_rows_of_parquet_is_one_entry(
     assert ids(manifest) == ["vqa/0", "vqa/2", "vqa/1", "vqa/4", "vqa/3"]
     assert questions(manifest) == ["q0", "q2", "q1", "q4", "q3"]
     assert manifest.rows["images"].to_pylist() == [[0], [0], [1], [1], [2]]
-    assert manifest.images is not None
-    assert manifest.images["offset"].to_pylist() == [0, 1, 3]
+    assert manifest.items["image"]["offset"].to_pylist() == [0, 1, 3]
     assert [file.name for file in manifest.files] == ["vqa.parquet"]
 
 
@@ -131,7 +131,7 @@ def test_where_all_images_are_there_none_is_read_to_list_them(tmp_path: Path) ->
         path = tmp_path / f"{name}.parquet"
         piece = FilePiece(
             source=source_of("hf", path),
-            meaning=meaning_named("conversations"),
+            meaning=meaning_named("conversations", MEANINGS["conversations"].of_groups(["image"])),
             group=0,
             name=path.name,
             path=str(path),

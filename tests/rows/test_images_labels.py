@@ -99,8 +99,7 @@ def test_every_kind_gives_the_same_rows(kind: str, tmp_path: Path) -> None:
     assert labels_of(texts.rows) is None
     alone = rows_of(config_of(manifest, name, prompt="none"))
     assert texts_of(alone) == {key: "" for key, _ in ROWS}
-    assert alone.images is not None
-    assert len(alone.images) == len(ROWS)
+    assert len(alone.items["image"]) == len(ROWS)
     assert {*alone.unused} == (set() if kind == "webdataset" else {"label", "text"})
 
 

@@ -13,8 +13,8 @@ import pytest
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.preprocess.pool import Pool
-from forebay.rows import image_facts as conversation_images
 from forebay.rows import list_rows as conversations
+from forebay.rows import listed_media as conversation_images
 from forebay.rows.manifest import Manifest
 from forebay.rows.readers import table_records as conversation_jsonl
 from forebay.rows.source_table import SourceFiles
@@ -132,12 +132,12 @@ def test_what_is_not_selected_is_not_looked_at(tmp_path: Path) -> None:
 def test_every_place_is_looked_at_once_and_in_small_tasks(
     source: SourceConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation_images, "IMAGES_PER_TASK", 2)
+    monkeypatch.setattr(conversation_images, "ITEMS_PER_TASK", 2)
     looked: list[tuple[str, int]] = []
 
     def counting(function: Callable[[T], R], tasks: Sequence[T], /) -> Iterable[R]:
         for task in tasks:
-            if isinstance(task, conversation_images.ImageTask):
+            if isinstance(task, conversation_images.LookTask):
                 names = [(task.files[p["file"]].name, p["offset"]) for p in task.places.to_pylist()]
                 assert len(names) <= 4
                 looked.extend(names)
@@ -156,8 +156,7 @@ def test_worker_processes_give_the_same_tables(source: SourceConfig, tmp_path: P
         together = read_conversations(source, cache_root=tmp_path / "cache_root", map_=pool.map)
     assert together.rows.equals(alone.rows)
     assert together.files == alone.files
-    assert together.images is not None
-    assert together.images.equals(alone.images)
+    assert together.items["image"].equals(alone.items["image"])
 
 
 def test_texts_that_are_too_many_to_be_held_lie_in_a_file_that_is_gone(
@@ -210,6 +209,5 @@ def test_the_demo(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (DEMO / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     assert sorted(ids(manifest)) == sorted(line["id"] for line in lines)
     assert not manifest.rejected.num_rows
-    assert manifest.images is not None
     named = {name for names in images_of(manifest).values() for name in names}
-    assert len(manifest.images) == len(named) >= 12
+    assert len(manifest.items["image"]) == len(named) >= 12

@@ -229,9 +229,8 @@ def test_rows_files_and_places(tmp_path: Path) -> None:
     }
     assert manifest.rows["row"].to_pylist() == [0, 2, 3, 4, 1]
     assert manifest.rows["explicit_id"].to_pylist() == [True, False, False, True, False]
-    assert manifest.rows["image_group"].to_pylist() == [0, 0, 0, 0, 1]
-    assert manifest.images is not None
-    assert manifest.images.select(["width", "height"]).to_pylist()[0] == {"width": 10, "height": 4}
+    assert manifest.rows["item_group"].to_pylist() == [0, 0, 0, 0, 1]
+    assert manifest.items["image"].select(["width", "height"]).to_pylist()[0] == {"width": 10, "height": 4}
 
 
 def test_five_questions_an_image_come_together(tmp_path: Path) -> None:
@@ -251,8 +250,7 @@ def test_one_image_under_two_names_is_one_entry(tmp_path: Path) -> None:
     rows = [asked("a.png"), asked(None), asked("./sub/b.png"), asked(["sub/../a.png", "sub/b.png"])]
     manifest = converse("jsonl", write_lines(tmp_path / "m.jsonl", rows), root=tmp_path)
     assert manifest.rows["images"].to_pylist() == [[0], [0], [0, 0], []]
-    assert manifest.images is not None
-    assert manifest.images.num_rows == 1
+    assert manifest.items["image"].num_rows == 1
     assert [file.name for file in manifest.files][1:3] == ["a.png", "sub/b.png"]
 
 

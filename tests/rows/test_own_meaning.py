@@ -65,7 +65,7 @@ def config_of(folder: Path, kind: str, manifest: str, *, code: str = CLASS, **so
 def listed(config: Config, map_: Map = map) -> Manifest:
     """Returns the rows of a config; every item is what its place says."""
     manifest = list_rows(config.source, meaning_of(config), cache_root=config.cache_root, map_=map_)
-    images = manifest.images
+    images = manifest.items["image"]
     assert images is not None
     with MediaReader(manifest.files, max_open=2, column="image") as read:
         for image in images.to_pylist():
@@ -76,7 +76,7 @@ def listed(config: Config, map_: Map = map) -> Manifest:
             assert len(read(row["file"], row["offset"], row["size"])) > 0
             assert row["duration_s"] == pytest.approx(0.1)
     assert manifest.rows.schema.names[: len(ROW_SCHEMA)] == ROW_SCHEMA.names
-    assert manifest.rows.schema.names[len(ROW_SCHEMA) :][:2] == ["images", "image_group"]
+    assert manifest.rows.schema.names[len(ROW_SCHEMA) :][:2] == ["images", "item_group"]
     return manifest
 
 
@@ -101,7 +101,7 @@ def test_a_row_is_a_recording_and_lists_images_that_are_shared(tmp_path: Path) -
     manifest = listed(config)
     assert ids(manifest) == ["a", "7", "b", "alone"]
     assert manifest.rows["images"].to_pylist() == [[0, 1], [1], [2], []]
-    assert manifest.rows["image_group"].to_pylist() == [0, 0, 1, 2]
+    assert manifest.rows["item_group"].to_pylist() == [0, 0, 1, 2]
     assert manifest.rows["text"].to_pylist() == ["HELLO"] * 4
     assert manifest.rows["language"].to_pylist() == ["en", "en", "de", None]
     names = [manifest.files[number].name for number in manifest.rows["file"].to_pylist()]

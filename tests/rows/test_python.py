@@ -279,8 +279,7 @@ def test_images_come_from_an_iterator_too(tmp_path: Path) -> None:
     list_inputs(config)
     found = read_conversations(localized(config).source, cache_root=config.cache_root, meaning="labels")
     assert found.rows["sample_id"].to_pylist() == ["0", "3", "1", "2"]  # rows of one image stand together
-    assert found.images is not None
-    names = [found.files[number].name for number in found.images["file"].to_pylist()]
+    names = [found.files[number].name for number in found.items["image"]["file"].to_pylist()]
     contents = [(tmp_path / "pictures" / f"{number}.png").read_bytes() for number in range(3)]
     assert names == [_named(content, "images", "image") for content in contents]
     assert [(found.files[1 + number].path).read_bytes() for number in range(3)] == contents

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ManifestError
-from forebay.preprocess.image_form import image_names
+from forebay.preprocess.group import item_names
 from tests.rows.helpers import SPEECH, audio, described, ids, read, rejected, write_tar
 from tests.rows.pictures import asked, converse, images_of, picture
 from tests.tar.files import END, header, member
@@ -223,7 +223,7 @@ def test_tars_share_entries_but_not_groups(tmp_path: Path) -> None:
     manifest = converse("webdataset", tmp_path, root=tmp_path)
     assert ids(manifest) == ["0", "1", "b/0", "b/1"]
     assert manifest.rows["images"].to_pylist() == [[0]] * 4
-    assert manifest.rows["image_group"].to_pylist() == [0, 0, 1, 1]
+    assert manifest.rows["item_group"].to_pylist() == [0, 0, 1, 1]
 
 
 def test_what_a_tar_lacks_is_counted(tmp_path: Path) -> None:
@@ -314,13 +314,12 @@ def test_every_member_is_used_counted_or_excluded(
     members: list[tuple[str, Any]] = [(f"{n}.json", described(**asked(question=question))) for n in jsons]
     members += [(f"{n}.png", picture(i)) for i, n in enumerate(images)]
     manifest = converse("webdataset", write_tar(folder / "t.tar", members), root=folder)
-    assert manifest.images is not None
     alone = {name for name, _, reason in rejected(manifest) if reason == "no_conversation"}
     assert {*ids(manifest)} | {name for name, kind, _ in rejected(manifest) if kind == "failed"} == {*jsons}
     assert alone <= {*images}
     if question == "q":
         assert not manifest.counts()["failed"]
-        assert len(alone) + len(manifest.images) == len(images)
+        assert len(alone) + len(manifest.items["image"]) == len(images)
 
 
 def test_a_file_name_that_is_not_utf_8_has_one_escape(tmp_path: Path) -> None:
@@ -332,7 +331,7 @@ def test_a_file_name_that_is_not_utf_8_has_one_escape(tmp_path: Path) -> None:
     }
     path = write_tar(tmp_path / os.fsdecode(b"caf\xe9.tar"), {**members, "c.json": b"{"})
     manifest = converse("webdataset", path, root=tmp_path)
-    assert image_names(manifest.images, manifest.files)[:1] == [r"caf\xe9.tar:a.png"]
+    assert item_names(manifest.items["image"], manifest.files)[:1] == [r"caf\xe9.tar:a.png"]
     found = dict(zip(manifest.rejected["sample_id"].to_pylist(), manifest.rejected["message"].to_pylist(), strict=True))
     assert found["b"].startswith(r"image caf\xe9.tar:b.png: ")
     assert found["c"].startswith(r"caf\xe9.tar: member c.json: ")

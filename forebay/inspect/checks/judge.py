@@ -13,7 +13,7 @@ import xxhash
 from forebay.inspect.checks.limits import BY_NAME, Limits, Severity, misfits
 from forebay.inspect.checks.measured import Finding, ImageFacts, Measured
 from forebay.inspect.checks.text_letters import signed
-from forebay.preprocess.assemble import EXCLUDING
+from forebay.preprocess.group import EXCLUDING
 from forebay.steps.text.script import scripts_of
 from forebay.store.layout import Array, Ints
 from forebay.visible import printable

@@ -83,7 +83,7 @@ def measure_rows(task: RawTask) -> MeasuredPart:
     with MediaReader(
         task.files, max_open=task.max_open_tars, max_bytes=group.max_sample_bytes, column=group.column, as_listed=True
     ) as read:
-        return _LOOKS.get(task.group, _made)(task, group, read)
+        return _LOOKS.get((task.group, group.lists is not None), _made)(task, group, read)
 
 
 def _texts(task: RawTask) -> MeasuredPart:
@@ -180,7 +180,12 @@ def sound_hash(clip: Array) -> int:
     return signed(xxhash.xxh3_64_intdigest(np.ascontiguousarray(samples).data))
 
 
-_LOOKS: Mapping[Group, Callable[[RawTask, Any, Read], MeasuredPart]] = {"audio": _sounds, "image": _pixels}
+_LOOKS: Mapping[tuple[Group, bool], Callable[[RawTask, Any, Read], MeasuredPart]] = {
+    ("audio", False): _sounds,
+    ("image", True): _pixels,
+}
+"""What is measured of the items of a group, by whether rows list them."""
+
 """The measures of the items of a group; of others only what a build says of them."""
 
 
@@ -251,7 +256,8 @@ def _measured(config: Config, listing: Listing, found: Mapping[Group, MeasuredCo
         items = listing.items[group.name]
         names = functools.partial(_item_name, listing, group)
         bad += _of_rows(items, [*found[group.name].bad, *_dead(found[group.name], names)])
-        known += [_KNOWN[group.name](listing, group, found[group.name])] if group.name in _KNOWN else []
+        known_of = _KNOWN.get((group.name, group.lists is not None))
+        known += [] if known_of is None else [known_of(listing, group, found[group.name])]
     refused = {row for row, _, _ in bad}
     bad += [each for one in known for each in one.late if each[0] not in refused]
     fields = {key: value for one in known for key, value in one.fields.items()}
@@ -357,7 +363,10 @@ def _of_images(listing: Listing, group: ItemGroup, found: MeasuredColumns) -> _K
     return _Known(fields={"images": images})
 
 
-_KNOWN: Mapping[Group, Callable[[Listing, Any, MeasuredColumns], _Known]] = {"audio": _of_clips, "image": _of_images}
+_KNOWN: Mapping[tuple[Group, bool], Callable[[Listing, Any, MeasuredColumns], _Known]] = {
+    ("audio", False): _of_clips,
+    ("image", True): _of_images,
+}
 """The facts of samples by the items of a group."""
 
 

@@ -78,7 +78,7 @@ def measure_cache(
     """Returns what is known of the samples of a cache. most: only so many, the first ones."""
     count = len(cache) if most is None else min(most, len(cache))
     kind = kind_of(cache.constants.get("prompt"), lists=bool(cache.listed))
-    listed = {group: _Listed.of(cache, group, count) for group in cache.listed if group in _MEASURED}
+    listed = {group: _Listed.of(cache, group, count) for group in cache.listed if (group, True) in _MEASURED}
     tables = {group: pa.table({"sample": used.samples, "place": used.places}) for group, used in listed.items()}
     if "waveform" in cache.fields:
         tables[cache.fields["waveform"].group] = pa.table({"sample": np.arange(count)})
@@ -145,7 +145,8 @@ def measure_stored(task: CacheTask) -> MeasuredPart:
     """Returns what is measured of some rows of a cache."""
     if task.group == TEXT:
         return said_of(task.rows["text"].to_pylist(), task.rows["language"].to_pylist(), task.kind)
-    return _MEASURED[task.group](_opened(task.place, task.remote), task)
+    cache = _opened(task.place, task.remote)
+    return _MEASURED[task.group, task.group in cache.listed](cache, task)
 
 
 @functools.lru_cache(maxsize=1)
@@ -178,8 +179,11 @@ def _pixels(cache: Cache, task: CacheTask) -> MeasuredPart:
     return MeasuredPart({"range": ranges})
 
 
-_MEASURED: Mapping[Group, Callable[[Cache, CacheTask], MeasuredPart]] = {"audio": _sounds, "image": _pixels}
-"""The measures of the stored items of a group."""
+_MEASURED: Mapping[tuple[Group, bool], Callable[[Cache, CacheTask], MeasuredPart]] = {
+    ("audio", False): _sounds,
+    ("image", True): _pixels,
+}
+"""The measures of the stored items of a group, by whether samples list them."""
 
 
 def _range_of(cache: Cache, group: Group) -> tuple[str, Callable[[Any], float]]:

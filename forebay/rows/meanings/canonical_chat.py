@@ -1,13 +1,15 @@
-"""Rows that are conversations over images: each in any of the usual forms to the canonical one.
+"""Rows that are conversations, over images and clips: each in any of the usual forms to the canonical one.
 
 Which fields a conversation may have: those that are taken, those that would change its meaning, and all others.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -15,14 +17,17 @@ from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import LISTS, Meaning, MeantRow, MediaPlace, Record, file_place
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
+from forebay.store.layout import Group
 
-Image = TypeVar("Image")
+Item = TypeVar("Item")
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
-_TAG = re.compile(r"\n?<image>\n?|<img>([^<>]+)</img>")
 MESSAGES = ("messages", "conversations")
 IMAGES = (LISTS["image"], "image")
+NAMED_BY: Mapping[Group, tuple[str, ...]] = {group: (column, group) for group, column in LISTS.items()}
+"""The fields of a row that name its items, by group."""
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
+IMAGE = "has_images"
 BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
 PARTLY_LEARNT = "loss_weight"
 _WHAT = {
@@ -30,6 +35,7 @@ _WHAT = {
     REASONING: "reasoning apart from the answer",
     VIDEO: "videos",
     AUDIO: "audio in a conversation over images",
+    IMAGE: "images in a conversation over sound",
     BOXES: "boxes of objects",
     PREFERENCES: "answers to prefer or to reject",
     PARTLY_LEARNT: "which part of a message is learnt",
@@ -38,19 +44,17 @@ _WHAT = {
 IDS = frozenset({"sample_id", "id"})
 LEARNT_OF_ROW = ("loss_scale", "train", "mask")
 """Fields of a row that speak of all its messages. `loss` and `weight` of a row are figures about it."""
-_COMMON = IDS | {"system", *IMAGES, *LEARNT_OF_ROW}
+_COMMON = IDS | {"system", *LEARNT_OF_ROW}
 WITH_MESSAGES = _COMMON | {"messages", "conversations"}
 WITH_QUESTION = _COMMON | {"question", "answer"}
 LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
 """Fields that say of a message whether it is learnt, by what they say then."""
 MESSAGE = frozenset({"role", "from", "content", "value", *LEARNT})
 TEXT_PART = frozenset({"type", "text"})
-IMAGE_PART = frozenset({"type", "image"})
 REFUSED_OF_ROW: Mapping[str, str] = {
     **dict.fromkeys(("tools", "functions", "tool_calls", "function_call"), TOOLS),
     **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), REASONING),
     **dict.fromkeys(("videos", "video"), VIDEO),
-    **dict.fromkeys(("audios", "audio"), AUDIO),
     "objects": BOXES,
     **dict.fromkeys(("rejected_response", "rejected", "chosen", "rejected_messages", "rejected_images"), PREFERENCES),
 }
@@ -66,8 +70,51 @@ REFUSED_OF_PART: Mapping[str, str] = {
 REFUSED_ROLES: Mapping[str, str] = dict.fromkeys(
     ("tool", "function", "tool_call", "tool_response", "function_call", "observation"), TOOLS
 )
-_REFUSED_TAGS = {"video": VIDEO, "audio": AUDIO, "bbox": BOXES, "ref-object": BOXES}
-_REFUSED_TAG = re.compile(rf"<({'|'.join(_REFUSED_TAGS)})>")
+_REFUSED_TAGS = {"video": VIDEO, "bbox": BOXES, "ref-object": BOXES}
+_OF_GROUP: Mapping[Group, str] = {"audio": AUDIO, "image": IMAGE}
+"""The reason of a conversation with items of a group that the config has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    """What conversations with items of some groups may have: parts, tags, fields. refused: reasons by field, of others.
+
+    tag: of an item, its group or the name in `<img>`. refused_tag: of what cannot be stored.
+    """
+
+    groups: tuple[Group, ...]
+    refused: Mapping[str, str]
+    tags: Mapping[str, str]
+    tag: re.Pattern[str]
+    refused_tag: re.Pattern[str]
+
+    @classmethod
+    def of(cls, groups: Collection[Group]) -> _Forms:
+        """Returns the forms of conversations with items of these groups."""
+        return _forms(tuple(group for group in LISTS if group in groups))
+
+    @property
+    def named_by(self) -> frozenset[str]:
+        """The fields of a row that name items."""
+        return frozenset(name for group in self.groups for name in NAMED_BY[group])
+
+    def item_part(self, group: Group) -> tuple[str, ...]:
+        """Returns the fields of a part that may name its item."""
+        return (group, *(("path", "url", "audio_url") if group == "audio" else ()))
+
+    @property
+    def known(self) -> str:
+        """The types of parts, for a message."""
+        return ", ".join(["text", *self.groups[:-1]]) + f" or {self.groups[-1]}"
+
+
+@functools.cache
+def _forms(groups: tuple[Group, ...]) -> _Forms:
+    others = {group: reason for group, reason in _OF_GROUP.items() if group not in groups}
+    refused = {name: reason for group, reason in others.items() for name in NAMED_BY[group]}
+    tags = {**_REFUSED_TAGS, **others}
+    tag = rf"\n?<({'|'.join(groups)})>\n?" + (r"|<img>([^<>]+)</img>" if "image" in groups else "()")
+    return _Forms(groups, refused, tags, re.compile(tag), re.compile(rf"<({'|'.join(tags)})>"))
 
 
 class ListsImages(Meaning):
@@ -84,16 +131,16 @@ class ListsImages(Meaning):
 
 
 class Conversations(ListsImages):
-    """A conversation as `canonical` takes it, and any number of images."""
+    """A conversation as `canonical` takes it, and any number of images and clips."""
 
     beside: ClassVar[tuple[str, ...]] = ("system", *LEARNT_OF_ROW)
-    refuses: ClassVar[frozenset[str]] = frozenset({"system", *REFUSED_OF_ROW})
+    refuses: ClassVar[frozenset[str]] = frozenset({"system", *REFUSED_OF_ROW, *NAMED_BY["audio"]})
     lists_any: ClassVar[bool] = True
     bad: ClassVar[str | None] = "bad_conversation"
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002
-        text, used = canonical(*with_images(record), unknown=unknown)
-        return MeantRow(text=text, items={"image": used})
+        text, used = canonical(*with_items(record, self.facts.groups), unknown=unknown)
+        return MeantRow(text=text, items=used)
 
     def lacking(self, found: Collection[str], columns: SourceColumns) -> str | None:
         if "messages" in found or {"question", "answer"} <= {*found}:
@@ -101,18 +148,23 @@ class Conversations(ListsImages):
         return f"{columns.messages}, nor {columns.question} and {columns.answer}"
 
 
-def with_images(record: Record) -> tuple[dict[str, Any], list[MediaPlace]]:
-    """Returns the fields of a record, nested JSON decoded, and its images. Raises SampleError."""
-    images: list[MediaPlace] = []
-    if record.media is not None:
-        found = [place if place is None else file_place(place) for place in record.media]
-        images = [place for place in found if place is not None]
-        if len(images) < len(found):
-            raise SampleError("missing_file", "its image has neither bytes nor a path")
+def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any], dict[Group, list[MediaPlace]]]:
+    """Returns the fields of a record, nested JSON decoded, and its items of some groups. Raises SampleError."""
+    given: Mapping[Group, Sequence[MediaPlace | str | None]] = record.media or {}
+    items: dict[Group, list[MediaPlace]] = {}
+    for group, places in given.items():
+        if None in places:
+            raise SampleError("missing_file", f"its {_NOUNS[group]} has neither bytes nor a path")
+        items[group] = [file_place(place, of=_ARTICLES[group]) for place in places if place is not None]
     fields = decoded_fields(record)
-    if record.media is None:
-        images = [*map(file_place, image_names(fields))]
-    return fields, images
+    for group in groups:
+        if group not in items:
+            items[group] = [file_place(name, of=_ARTICLES[group]) for name in item_names(fields, group)]
+    return fields, items
+
+
+_NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
+_ARTICLES: Mapping[Group, str] = {"audio": "a clip", "image": "an image"}
 
 
 def decoded_fields(record: Record) -> dict[str, Any]:
@@ -120,7 +172,8 @@ def decoded_fields(record: Record) -> dict[str, Any]:
     fields = record.fields
     for name in record.nested:
         text = fields.get(name)
-        if isinstance(text, str) and (name not in IMAGES or text.lstrip().startswith("[")):
+        is_name = any(name in names for names in NAMED_BY.values())
+        if isinstance(text, str) and (not is_name or text.lstrip().startswith("[")):
             try:
                 fields = {**fields, name: parse_nested(text)}
             except JsonError as err:
@@ -129,48 +182,55 @@ def decoded_fields(record: Record) -> dict[str, Any]:
 
 
 def canonical(
-    fields: Mapping[str, Any], images: Sequence[Image], *, unknown: set[str] | None = None
-) -> tuple[str, list[Image | str]]:
-    """Returns a conversation as canonical JSON, and its images in the order of their parts.
+    fields: Mapping[str, Any], items: Mapping[Group, Sequence[Item]], *, unknown: set[str] | None = None
+) -> tuple[str, dict[Group, list[Item | str]]]:
+    """Returns a conversation as canonical JSON, and by group its items in the order of their parts.
 
     fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question`
-    and `answer`; `system`, a message to put first. A content is a string, in which `<image>` (with a newline before
-    and after it) or `<img>name</img>` stands for an image, or parts `{"type": "text", "text"}`, `{"type": "image"}` and
-    `{"type": "image", "image": name}`. `LEARNT` of an assistant's message say whether it is learnt,
-    `LEARNT_OF_ROW` of a row whether any is.
-    images: what tags and parts without a name stand for, in order; anything, a named part gives its name. A question
-    without a tag has them before it. unknown: the names of all other fields that have a value are added to it, as
-    `name`, `messages.name`, `messages.content.name`.
+    and `answer`; `system`, a message to put first. A content is a string, in which `<image>` and `<audio>` (with a
+    newline before and after it) or `<img>name</img>` stand for an item, or parts `{"type": "text", "text"}`,
+    `{"type": "image"}` and `{"type": "image", "image": name}`, and so of `audio`, whose name may stand under `path` or
+    `url` too. `LEARNT` of an assistant's message say whether it is learnt, `LEARNT_OF_ROW` of a row whether any is.
+    items: of each group that a conversation may have, what tags and parts without a name stand for, in order; anything,
+    a named part gives its name. A question without a tag has them before it. unknown: the names of all other fields
+    that have a value are added to it, as `name`, `messages.name`, `messages.content.name`.
 
     The canonical form is a list of `{"role": "system"|"user"|"assistant", "content": [parts]}`, parts without names,
     and `"loss": false` in messages of the assistant that are not learnt.
-    Raises TextError `image_count_mismatch` where there are more or fewer tags than images, `bad_conversation` for what
-    is none of these forms, a reason of `conversation_fields` for what would lose its meaning, and `two_conversations`,
-    `two_system_messages`, `two_values` or `loss_weight` for what contradicts itself or is no 0 or 1.
+    Raises TextError `image_count_mismatch` or `audio_count_mismatch` where there are more or fewer tags than items,
+    `bad_conversation` for what is none of these forms, a reason of `conversation_fields` for what would lose its
+    meaning, and `two_conversations`, `two_system_messages`, `two_values` or `loss_weight` for what contradicts itself
+    or is no 0 or 1.
     """
-    unknown = set() if unknown is None else unknown
+    unknown, forms = set() if unknown is None else unknown, _Forms.of(items)
     try:
-        conversation = _conversation(fields, num_images=len(images), unknown=unknown)
+        conversation = _conversation(fields, forms, {group: len(each) for group, each in items.items()}, unknown)
     except JsonError as err:
         raise text_error(err) from err
-    parts = [part for message in conversation for part in message["content"] if part["type"] == "image"]
-    tags = sum("image" not in part for part in parts)
-    if tags != len(images):
-        raise TextError(
-            "image_count_mismatch",
-            f"has {tags} image tags for {len(images)} images; give a tag, or an image part, for every image",
-        )
-    rest = iter(images)
-    used = [part.pop("image") if "image" in part else next(rest) for part in parts]
+    used = {group: _used(conversation, group, items[group]) for group in forms.groups}
     return _encode(conversation), used
 
 
-def image_names(fields: Mapping[str, Any]) -> list[str]:
+def _used(conversation: Sequence[Mapping[str, Any]], group: Group, items: Sequence[Item]) -> list[Item | str]:
+    """Returns the items of a group in the order of the parts, which lose their names."""
+    parts = [part for message in conversation for part in message["content"] if part["type"] == group]
+    tags = sum(group not in part for part in parts)
+    if tags != len(items):
+        noun = _NOUNS[group]
+        raise TextError(
+            f"{group}_count_mismatch",
+            f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or an {group} part, for every {noun}",
+        )
+    rest = iter(items)
+    return [part.pop(group) if group in part else next(rest) for part in parts]
+
+
+def item_names(fields: Mapping[str, Any], group: Group) -> list[str]:
     """Returns the names that `images` or `image` gives, none where both are missing or null; for one, a string will do.
 
-    Of both, the one that holds any. Raises TextError `bad_conversation` for other types.
+    Of both, the one that holds any. Raises TextError `bad_conversation` for other types. group: whose fields.
     """
-    names = [name for name in IMAGES if fields.get(name) is not None]
+    names = [name for name in NAMED_BY[group] if fields.get(name) is not None]
     if not names:
         return []
     name = next((name for name in names if is_given(fields[name])), names[0])
@@ -186,36 +246,41 @@ def text_error(err: JsonError) -> TextError:
     return TextError(err.reason or "bad_conversation", str(err))
 
 
-def _conversation(fields: Mapping[str, Any], *, num_images: int, unknown: set[str]) -> list[dict[str, Any]]:
+def _conversation(
+    fields: Mapping[str, Any], forms: _Forms, counts: Mapping[Group, int], unknown: set[str]
+) -> list[dict[str, Any]]:
     given = [name for name in (*MESSAGES, "question") if fields.get(name) is not None]
     held = [name for name in given if is_given(fields[name])]
     if len(held) > 1:
         raise JsonError(f"has both {held[0]} and {held[1]}, wanted one conversation", reason="two_conversations")
     with_messages = bool(given) and given[0] in MESSAGES
-    unknown.update(unknown_fields(fields, WITH_MESSAGES if with_messages else WITH_QUESTION, REFUSED_OF_ROW))
-    if all(is_given(fields.get(name)) for name in IMAGES):
-        unknown.add(IMAGES[1])
+    taken = (WITH_MESSAGES if with_messages else WITH_QUESTION) | forms.named_by
+    unknown.update(unknown_fields(fields, taken, {**REFUSED_OF_ROW, **forms.refused}))
+    unknown.update(
+        NAMED_BY[group][1] for group in forms.groups if all(is_given(fields.get(name)) for name in NAMED_BY[group])
+    )
     if not given:
         raise JsonError("has neither messages nor a question; give messages, or question and answer")
     if with_messages:
-        conversation = list(_messages(fields[given[0]], given[0], unknown))
+        conversation = list(_messages(fields[given[0]], given[0], forms, unknown))
     else:
-        conversation = list(_asked(fields, num_images=num_images))
+        conversation = list(_asked(fields, forms, counts))
     if not _is_learnt({name: fields.get(name) for name in LEARNT_OF_ROW}, "assistant", "the row"):
         conversation = [{**each, "loss": False} if each["role"] == "assistant" else each for each in conversation]
-    return [*_system(fields, conversation, unknown), *conversation]
+    return [*_system(fields, conversation, forms, unknown), *conversation]
 
 
-def _asked(fields: Mapping[str, Any], *, num_images: int) -> Iterator[dict[str, Any]]:
-    question = list(_split(string_of(fields, ("question",), required=True) or "", "field question"))
-    if not any(part["type"] == "image" for part in question):
-        question = [*({"type": "image"} for _ in range(num_images)), *question]
+def _asked(fields: Mapping[str, Any], forms: _Forms, counts: Mapping[Group, int]) -> Iterator[dict[str, Any]]:
+    question = list(_split(string_of(fields, ("question",), required=True) or "", "field question", forms))
+    for group in reversed(forms.groups):
+        if not any(part["type"] == group for part in question):
+            question = [*({"type": group} for _ in range(counts[group])), *question]
     yield {"role": "user", "content": question}
     yield {"role": "assistant", "content": list(_text(string_of(fields, ("answer",), required=True) or ""))}
 
 
 def _system(
-    fields: Mapping[str, Any], conversation: Sequence[Mapping[str, Any]], unknown: set[str]
+    fields: Mapping[str, Any], conversation: Sequence[Mapping[str, Any]], forms: _Forms, unknown: set[str]
 ) -> Iterator[dict[str, Any]]:
     """The message of a row's field `system`; an empty one is none."""
     if not is_given(fields.get("system")):
@@ -224,22 +289,22 @@ def _system(
         raise JsonError(
             "field system is given beside a message of role system, wanted one of them", reason="two_system_messages"
         )
-    yield {"role": "system", "content": list(_parts(fields["system"], "field system", unknown))}
+    yield {"role": "system", "content": list(_parts(fields["system"], "field system", forms, unknown))}
 
 
-def _messages(messages: Any, name: str, unknown: set[str]) -> Iterator[dict[str, Any]]:
+def _messages(messages: Any, name: str, forms: _Forms, unknown: set[str]) -> Iterator[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise JsonError(f"field {name} is {str(messages)[:60]!r}, wanted a list of messages")
     for number, message in enumerate(messages, 1):
         where = f"message {number}"
         if not isinstance(message, dict):
             raise JsonError(f"{where} is {str(message)[:60]!r}, wanted an object")
-        found = unknown_fields(message, MESSAGE, REFUSED_OF_MESSAGE, where=f"{where}: ")
+        found = unknown_fields(message, MESSAGE, {**REFUSED_OF_MESSAGE, **forms.refused}, where=f"{where}: ")
         if found:
             unknown.update(f"{name}.{field}" for field in found)
         role = _role(message, where)
         content = _one_of(message, ("content", "value"), where)
-        made = {"role": role, "content": list(_parts(content, where, unknown, name=name))}
+        made = {"role": role, "content": list(_parts(content, where, forms, unknown, name=name))}
         yield made if _is_learnt(message, role, where) else {**made, "loss": False}
 
 
@@ -281,40 +346,45 @@ def _is_learnt(message: Mapping[str, Any], role: str, where: str) -> bool:
     return role != "assistant" or False not in said
 
 
-def _parts(content: Any, where: str, unknown: set[str], *, name: str = "system") -> Iterator[dict[str, Any]]:
+def _parts(
+    content: Any, where: str, forms: _Forms, unknown: set[str], *, name: str = "system"
+) -> Iterator[dict[str, Any]]:
     if not isinstance(content, list):
         text = string_of({f"{where} content": content}, (f"{where} content",), required=True)
-        yield from _split(text or "", where)
+        yield from _split(text or "", where, forms)
         return
+    refused = {**REFUSED_OF_PART, **forms.refused}
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
-            found = unknown_fields(part, TEXT_PART, REFUSED_OF_PART, where=f"{where}: part text: ")
+            found = unknown_fields(part, TEXT_PART, refused, where=f"{where}: part text: ")
             yield from _text(string_of(part, ("text",), required=True) or "")
-        elif kind == "image":
-            found = unknown_fields(part, IMAGE_PART, REFUSED_OF_PART, where=f"{where}: part image: ")
-            image = string_of(part, ("image",))
-            yield {"type": "image"} if image is None else {"type": "image", "image": image}
-        elif isinstance(kind, str) and kind in REFUSED_OF_ROW:
-            raise refusal(REFUSED_OF_ROW[kind], f"{where}: a part is of type {kind}")
+        elif kind in forms.groups:
+            names = forms.item_part(kind)
+            others = {name: reason for name, reason in refused.items() if name not in names}
+            found = unknown_fields(part, frozenset({"type", *names}), others, where=f"{where}: part {kind}: ")
+            named = string_of(part, names)
+            yield {"type": kind} if named is None else {"type": kind, kind: named}
+        elif isinstance(kind, str) and kind in (reasons := {**REFUSED_OF_ROW, **forms.refused}):
+            raise refusal(reasons[kind], f"{where}: a part is of type {kind}")
         else:
-            raise JsonError(f"{where}: part {str(part)[:60]!r}, wanted one of type text or image")
+            raise JsonError(f"{where}: part {str(part)[:60]!r}, wanted one of type {forms.known}")
         if found:
             unknown.update(f"{name}.content.{field}" for field in found)
 
 
-def _split(text: str, where: str) -> Iterator[dict[str, Any]]:
+def _split(text: str, where: str, forms: _Forms) -> Iterator[dict[str, Any]]:
     """The parts of a string with tags."""
     if "<" not in text:
         yield from _text(text)
         return
-    if found := _REFUSED_TAG.search(text):
-        error = refusal(_REFUSED_TAGS[found[1]], f"{where} has the tag {found[0]}")
+    if found := forms.refused_tag.search(text):
+        error = refusal(forms.tags[found[1]], f"{where} has the tag {found[0]}")
         raise JsonError(f"{error}; words that only look like it go into a part of type text", reason=error.reason)
     position = 0
-    for tag in _TAG.finditer(text):
+    for tag in forms.tag.finditer(text):
         yield from _text(text[position : tag.start()])
-        yield {"type": "image"} if tag[1] is None else {"type": "image", "image": tag[1]}
+        yield {"type": tag[1]} if tag[1] else {"type": "image", "image": tag[2]}
         position = tag.end()
     yield from _text(text[position:])
 

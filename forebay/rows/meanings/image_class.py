@@ -22,7 +22,7 @@ from forebay.config.data import PICTURES, SourceColumns, SourceConfig
 from forebay.config.remote import is_url
 from forebay.errors import ManifestError, TextError
 from forebay.rows.manifest import MeantRow, Record
-from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsImages, with_images
+from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsImages, with_items
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, is_storable, parse_nested
 from forebay.steps.text.label import LABELS_KEY, Labels
@@ -68,10 +68,10 @@ class OneImage(ListsImages):
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002
         """Raises TextError `image_count_mismatch` for a row of no image or of several, and as `taken` does."""
-        fields, images = with_images(record)
+        fields, items = with_items(record, ["image"])
         known = {*IDS, *IMAGES, self.field}
         unknown.update(field for field in fields.keys() - known if fields[field] is not None)
-        text = self.taken(fields)
+        text, images = self.taken(fields), items["image"]
         if len(images) != 1:
             raise TextError(
                 "image_count_mismatch",

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forebay.config.code import ASKER, own_meaning, same_source
+from forebay.config.code import ASKER, facts_of, own_meaning, same_source
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
-from forebay.rows.manifest import LISTS, UNLOCATED, Meaning, MeantRow, MediaPlace, Record, meaning_named, storable
+from forebay.rows.manifest import UNLOCATED, Meaning, MeantRow, MediaPlace, Record, meaning_named, storable
 from forebay.rows.meanings.canonical_chat import decoded_fields
 from forebay.rows.meanings.recordings import Recorded
 from forebay.rows.named_files import path_stem
@@ -43,7 +43,11 @@ class OwnRows(Meaning):
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002  it may take any field
         fields = decoded_fields(record)
-        found = self._returned(dict(fields) if record.media is None else {**fields, "image": [*record.media]})
+        found = self._returned(
+            dict(fields)
+            if record.media is None
+            else {**fields, **{group: [*places] for group, places in record.media.items()}}
+        )
         try:
             return self._meant(found)
         except JsonError as err:
@@ -83,7 +87,7 @@ class OwnRows(Meaning):
 
     def _places(self, group: Group, found: Any) -> list[MediaPlace]:
         several = found if isinstance(found, list) else [] if found is None else [found]
-        if group not in LISTS and len(several) != 1:
+        if group not in self.facts.lists and len(several) != 1:
             raise self._wrong(group, found, "one item")
         return [self._place(group, each) for each in several]
 
@@ -132,7 +136,7 @@ def meaning_of(config: Config) -> Meaning:
     own = own_meaning(config)
     if own is not None:
         return OwnRows(own.facts, own.path, own.name, own.digest)
-    found, columns = meaning_named(config.meaning), config.source.columns
+    found, columns = meaning_named(config.meaning, facts_of(config)), config.source.columns
     if not columns.has_segments or not isinstance(found, Recorded):
         return found
     return replace(found, segments=(columns.start, columns.end, columns.channel))

@@ -236,7 +236,7 @@ class Recorded(TextOnly):
 
 def _place_of(record: Record, home: Path) -> MediaPlace:
     """Returns the place of a recording. Raises JsonError where its record names none."""
-    for place in record.media or ():
+    for place in (record.media or {}).get("audio", ()):
         if isinstance(place, MediaPlace):
             return place
     audio = string_of(record.fields, ("audio",), required=True) or ""

@@ -241,7 +241,7 @@ def _picture(image: SourceFile, name: str, columns: Sequence[str], beside: Sourc
     if "text" in columns and beside is not None:
         fields["text"] = _text_of_picture(beside)
     # A size, also of a whole file: a listed file without one is a table of images.
-    return Record(fields, [MediaPlace(path=str(image.path), size=_size(image))])
+    return Record(fields, {"image": [MediaPlace(path=str(image.path), size=_size(image))]})
 
 
 def _text_of_picture(file: SourceFile) -> str:

@@ -166,7 +166,7 @@ def _sample(line: bytes, rows: Sink, keep: Sequence[str]) -> Record:
     own = {name: fields.get(name) for name in ("text", "language", "prompt")}
     own["sample_id"] = string_of(fields, ("id",), required=True)
     rows.unused.add_of(fields, _FIELDS.union(keep))
-    return Record(own, [MediaPlace(media, "", offset, size)], kept=fields)
+    return Record(own, {"audio": [MediaPlace(media, "", offset, size)]}, kept=fields)
 
 
 def locate_python(task: LocateTask) -> Located:

@@ -31,6 +31,7 @@ from forebay.rows.readers.arrow_files import (
 )
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.rows.readers.json_lines import JsonError, LineWhere, array_members, is_array, not_lines, reading
+from forebay.store.layout import Group
 from forebay.store.remote.raw.raw_sources import at_hand
 
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -177,7 +178,9 @@ def _read_csv(piece: FilePiece, rows: Sink) -> None:
         fields |= {name: _said(fields[name]) for name in LEARNT_OF_ROW if name in fields}
         if "label" in fields:
             fields["label"] = written_label(fields["label"])
-        record = Record(fields, None, {name: values[row] for name, values in kept.items()}, ("messages", "image"))
+        record = Record(
+            fields, None, {name: values[row] for name, values in kept.items()}, ("messages", "image", "audio")
+        )
         rows.take(record, where=f"{piece.name}, row {row + 1}", number=row + 1)
     rows.unused.add({*names} - {*named.values(), *source.keep_columns}, rows=len(table))
 
@@ -265,11 +268,14 @@ def read_typed(piece: FilePiece, rows: Sink, *, media: type[ImageColumn] | None 
 
 def _media_columns(file: HfFile, piece: FilePiece, media: type[ImageColumn] | None) -> dict[str, ImageColumn]:
     """The columns that say which items rows have, by the field that each becomes where items are fields."""
-    if media is not None or not piece.meaning.in_fields:
-        return {"image": (media or ImageColumn)(file, piece)}
+    if media is not None:
+        return {piece.meaning.facts.groups[-1]: media(file, piece)}
+    if not piece.meaning.in_fields:
+        groups = piece.meaning.facts.lists
+        return {group: ImageColumn(file, piece, group) for group in piece.meaning.facts.groups if group in groups}
     named = {group: getattr(piece.source.columns, group) for group in piece.meaning.facts.groups}
     return {
-        group: ImageColumn(file, piece, column)
+        group: ImageColumn(file, piece, group)
         for group, column in named.items()
         if group in piece.meaning.columns and column in file.schema.names
     }
@@ -279,7 +285,7 @@ def _record(
     piece: FilePiece, fields: dict[str, Any], places: Mapping[str, Sequence[MediaPlace | str | None]]
 ) -> Record:
     if not piece.meaning.in_fields:
-        return Record(fields, places["image"], nested=("messages",))
+        return Record(fields, places, nested=("messages",))
     own = {name: found[0] if len(found) == 1 else [*found] or None for name, found in places.items()}
     return Record(fields | own, nested=("messages",))
 
@@ -319,8 +325,11 @@ def _no_column(piece: FilePiece, what: str, names: Sequence[str]) -> ManifestErr
     )
 
 
+_NOUNS: Mapping[Group, str] = {"audio": "sound", "image": "images"}
+
+
 class ImageColumn:
-    """The image column of a data file: what of it has to be read to know which rows have how many images, and where.
+    """The column of items of a data file: what of it has to be read to know which rows have how many, and where.
 
     names: of the columns that say so. leaves: what of them is read. batch_rows: rows that are held at once.
     """
@@ -329,17 +338,17 @@ class ImageColumn:
     leaves: Sequence[str]
     batch_rows = _ROWS_PER_BATCH
 
-    def __init__(self, file: HfFile, piece: FilePiece, column: str | None = None) -> None:
-        self._name = name = column or piece.source.columns.image
+    def __init__(self, file: HfFile, piece: FilePiece, group: Group = "image") -> None:
+        self._name = name = getattr(piece.source.columns, group)
         self.names = [name]
         if name not in file.schema.names:
-            raise _no_column(piece, f"{name} (source.columns.image)", file.schema.names)
+            raise _no_column(piece, f"{name} (source.columns.{group})", file.schema.names)
         kind = file.schema.field(name).type
         self._is_list = is_list(kind)
         element = kind.value_type if self._is_list else kind
         if not holds_media(element):
             raise ManifestError(
-                f"{piece.path}: column {name} is {kind}, wanted images as bytes or path, or a list of them",
+                f"{piece.path}: column {name} is {kind}, wanted {_NOUNS[group]} as bytes or path, or a list of them",
                 code="FB203",
             )
         children = {field.name for field in element} if pa.types.is_struct(element) else set()

@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import MediaPlace, Record, storable
-from forebay.rows.meanings.canonical_chat import IMAGES, image_names, text_error
+from forebay.rows.meanings.canonical_chat import IMAGES, item_names, text_error
 from forebay.rows.meanings.image_class import Untyped
 from forebay.rows.media_reader import opened
 from forebay.rows.reader import (
@@ -143,10 +143,10 @@ def _conversation(tar: _Tar, stem: str, images: list[int]) -> Record:
     tar.require(stem)
     fields = _json(tar.read(stem, ".json") or b"")
     members = sorted(images, key=lambda row: _order(tar.index.names[row], stem))
-    named = len(image_names(fields))
+    named = len(item_names(fields, "image"))
     if named and named != len(members):
         raise TextError("image_count_mismatch", f"names {named} images, the tar has {len(members)} of them; add them")
-    return Record(fields, [*map(tar.place, members)])
+    return Record(fields, {"image": [*map(tar.place, members)]})
 
 
 def _order(name: str, stem: str) -> tuple[int, str]:
@@ -183,7 +183,7 @@ def _image(tar: _Tar, row: int, stem: str, columns: Sequence[str]) -> Record:
         name, value = ("label", Untyped(text)) if extension == ".cls" else ("text", text)
         if fields.get(name) is None and name in columns:
             fields[name] = value
-    return Record(fields, [tar.place(row)])
+    return Record(fields, {"image": [tar.place(row)]})
 
 
 def _read_samples(tar: _Tar, piece: FilePiece, rows: Sink) -> None:

@@ -9,11 +9,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from forebay.config.code import not_allowed
+from forebay.config.code import facts_of, not_allowed
+from forebay.config.data import SourceConfig
 from forebay.config.plan import PackConfig
+from forebay.config.pretrained_folder import extractor_digest, model_place, processor_digest
 from forebay.config.tree import AudioConfig, Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
+from forebay.steps.audio.extractor.conversation_sound import ConversationSound
 from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.audio.mel import Mel
 from forebay.steps.audio.own_step import Own, own_problems
@@ -59,6 +62,8 @@ class AudioGroup(GroupRecipe):
         if audio is None:
             return []
         step = audio_step(audio.features)
+        if in_conversations(config) and (found := _conversation_problems(config, audio)):
+            return found
         if issubclass(step, Own) and not config.run.allow_code:
             return [not_allowed("audio.features", audio.features)]
         found = [*step.contradictions(config), *_packs(config)]
@@ -152,8 +157,16 @@ class AudioGroup(GroupRecipe):
 
 def audio_step_of(config: Config) -> type[AudioStep] | None:
     """Returns the step of a config's recordings; None where samples have none."""
+    if config.audio is not None and in_conversations(config):
+        return ConversationSound
     step = None if config.audio is None else audio_step(config.audio.features)
     return step if step is not None and step.has_audio else None
+
+
+def in_conversations(config: Config) -> bool:
+    """Whether the recordings of a config are clips that conversations list."""
+    facts = facts_of(config)
+    return "audio" in facts.groups and "audio" in facts.lists
 
 
 def _fields_and_crop(config: Config, audio: AudioConfig, step: type[AudioStep]) -> list[str]:
@@ -180,6 +193,44 @@ def _fields_and_crop(config: Config, audio: AudioConfig, step: type[AudioStep]) 
     return found
 
 
+def _conversation_problems(config: Config, audio: AudioConfig) -> list[str]:
+    """Returns what is not for clips of conversations."""
+    vision, found = config.vision, []
+    if audio.features != Extractor.name:
+        found.append(
+            f'audio.features is "{audio.features}", and clips in conversations are as the model\'s own processor makes '
+            'them: set audio.features = "extractor" and audio.extractor to the model\'s folder'
+        )
+    elif vision is not None and not _is_one_folder(config, vision.processor, audio):
+        found.append(
+            "audio.extractor and vision.processor name two processors, and one writes a conversation; name the model's "
+            "folder in both"
+        )
+    others = {"keep_waveform": audio.keep_waveform, "speeds": audio.speeds}
+    named = [f"audio.{name}" for name, given in others.items() if given]
+    plain = SourceConfig(kind="", manifest="-")
+    unused = ("languages", "duration_tolerance")
+    named += [f"source.{name}" for name in unused if getattr(config.source, name) != getattr(plain, name)]
+    found += [f"{name} is not for clips in conversations; leave it out" for name in named]
+    if config.loader.pack_shapes == "fixed":
+        found.append('loader.pack_shapes is "fixed", and the clips of packs are as many as there are; leave it out')
+    if config.loader.crop_s is not None:
+        found.append("loader.crop_s cuts recordings, and clips in conversations are whole; leave it out")
+    return found
+
+
+def _is_one_folder(config: Config, processor: str, audio: AudioConfig) -> bool:
+    try:
+        return extractor_digest(Path(extractor_folder(config, audio))) == processor_digest(Path(processor))
+    except ConfigError:  # whoever opens it says what is wrong
+        return True
+
+
+def extractor_folder(config: Config, audio: AudioConfig) -> str:
+    """Returns the folder that `audio.extractor` names. Raises ConfigError for what names none."""
+    return model_place(str(audio.settings.get("extractor", "")), Path(config.path).parent)
+
+
 def _packs(config: Config) -> list[str]:
     """Returns what packs of sound are not."""
     plan, found = config.plan, []
@@ -201,6 +252,7 @@ def features_of(config: Config, audio: AudioConfig) -> AudioStep:
         allow_code = config.run.allow_code
         return step.of(audio.features, audio.settings, folder=folder, allow_code=allow_code, rate_hz=rate_hz)
     if issubclass(step, Extractor):
+        step = ConversationSound if in_conversations(config) else step
         return step.of(audio.settings, folder=folder, rate_hz=rate_hz)
     return made(step, audio.settings, **({"rate_hz": rate_hz} if "rate_hz" in step.given else {}))
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.pretrained_folder import processor_digest, tokenizer_digest
-from forebay.config.tree import Config, TextConfig
+from forebay.config.tree import AudioConfig, Config, TextConfig
 from forebay.errors import ConfigError
-from forebay.steps.audio.audio_section import audio_step_of
+from forebay.steps.audio.audio_section import audio_step_of, extractor_folder
 from forebay.steps.audio.given import NoAudio
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.sections import GroupRecipe
@@ -71,14 +71,17 @@ class TextGroup(GroupRecipe):
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        text, vision = config.text, config.vision
+        text, vision, audio = config.text, config.vision, config.audio
         if text is None:
             return cls(step=NoText(), is_given=False)
         step = text_step(text.prompt, _features(item_steps_of(config)))
         assert step is not None
         given: dict[str, Any] = {"tokenizer_folder": text.tokenizer}
-        if vision is not None and "processor" in step.given:
-            given |= {"processor": processor_digest(Path(vision.processor)), "processor_folder": vision.processor}
+        sections = {"audio": audio, "image": vision}
+        given["kinds"] = tuple(group for group, section in sections.items() if section is not None)
+        if "processor" in step.given and (vision or audio):
+            folder = vision.processor if vision else extractor_folder(config, audio or AudioConfig())
+            given |= {"processor": processor_digest(Path(folder)), "processor_folder": folder}
         if "tokenizer" in step.given:
             given["tokenizer"] = _tokenizer(config, text, step)
         if "line" in step.given:

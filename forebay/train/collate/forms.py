@@ -13,7 +13,7 @@ from forebay.errors import ConfigError
 from forebay.steps.audio.declared import form_of
 from forebay.steps.batch import IGNORED, collate, collate_fields, count
 from forebay.steps.form import BatchForm
-from forebay.steps.step import Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
+from forebay.steps.step import CLIPS, Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
 from forebay.steps.table import form_step, forms_of, prompts_beside, text_step_of, unknown
 from forebay.steps.text.transcript import Transcript
 from forebay.store.layout import TEXT, Array
@@ -107,7 +107,7 @@ def items_of(stored: Stored) -> tuple[BatchItems, ...]:
         assert step is not None
         found.append(
             BatchItems(
-                form=form,
+                form=replace(form, is_listed=step.form() == CLIPS),
                 who=step.items,
                 advice=step.apart,
                 code=step.code,

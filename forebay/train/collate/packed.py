@@ -62,6 +62,14 @@ class PackedItems:
         return {}
 
 
+class AxesOfText(PackedItems):
+    """Clips of the omni family, whose tokens stand on the three axes of mrope as those of text do."""
+
+    def positions(self, out: Array, ids: Array, items: Sequence[Arrays], starts: Array) -> None:  # noqa: ARG002
+        """See `PackedItems`."""
+        out[:] = np.arange(len(ids)) - np.repeat(starts, np.diff(starts, append=len(ids)))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grids(PackedItems):
     """Images by their grids, (t, h, w) in patches; `merge_size`^2 patches become one token.
@@ -216,7 +224,7 @@ class PackCollator:
                 f"dtype of pixel_values is {dtype}, wanted torch.float32, torch.float16 or torch.bfloat16"
             )
         form = pack_form(stored)
-        self._kind = Grids.of(stored) if GRIDS in {field.name for field in form.fields} else PackedItems()
+        self._kind = _kind_of(stored, form)
         if shapes is not None and shapes.merge_size != self._kind.merge_size:
             raise ConfigError(
                 f"{stored.name}: merge_size is {self._kind.merge_size}, that of the shapes is {shapes.merge_size}"
@@ -298,7 +306,7 @@ class PackCollator:
 
     def _beside(self, layout: _Layout, items: Sequence[Arrays], allocate: Allocate) -> dict[str, torch.Tensor]:
         """Returns the items. Padding goes their way, so that what is expanded here and on a device is equal there."""
-        if not self._form.fields:
+        if not self._form.fields or (self._form.is_listed and not any(each[self._units] for each in items)):
             return {}
         self._kind.check(items, self._units)
         if layout.padded_units:
@@ -320,13 +328,25 @@ class PackCollator:
         return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
+_OMNI = ("Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor")
+
+
+def _kind_of(stored: Stored, form: BatchForm) -> PackedItems:
+    """Returns what the items of a form demand of a pack."""
+    if GRIDS in {field.name for field in form.fields}:
+        return Grids.of(stored)
+    is_omni = form.is_listed and stored.constant("text_form")["made_by"] in _OMNI
+    return AxesOfText(rows=4) if is_omni else PackedItems()
+
+
 def pack_form(stored: Stored) -> BatchForm:
     """Returns the form that the items of a cache have in packs. Raises ConfigError where they can stand in none."""
     items = items_of(stored)
     try:
         if len(items) > 1:
             raise ValueError(f"packs hold items of one group, and samples have {' and '.join(i.who for i in items)}")
-        return (items[0].form if items else BatchForm.exact("text")).packed()
+        form = items[0].form if items else BatchForm.exact("text")
+        return form if form.is_listed else form.packed()  # a model takes clips as they stand in any batch
     except ValueError as err:
         raise ConfigError(
             f'{stored.name}: plan.kind is "pack", and {err}; set plan.kind = "bucket" with batch_size'

@@ -169,7 +169,7 @@ class Crossing:
             said.numpy()[:] = lengths
             if field.pad_of is not None:
                 pads = allocate(field.name + _PADS, (len(lengths),), dtype=torch.float32)
-                pads.numpy()[:] = [value[0] for value in columns[field.pad_of]]
+                pads.numpy()[:] = [value[0] for of_one in columns[field.pad_of] for value in of_one]
                 batch[field.name + _PADS] = pads
         main = self.form.main
         lengths = batch[main.name + _LENGTHS].tolist()

@@ -18,7 +18,7 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.steps.audio.audio_section import audio_step_of
+from forebay.steps.audio.audio_section import audio_step_of, in_conversations
 from forebay.steps.batch import IGNORED
 from forebay.steps.image.image_section import image_step_of
 from forebay.train.collate.patches import PatchBatch, fields_of, weight_of
@@ -51,6 +51,7 @@ _BARE = ("PRETRAINING",)
 _OF_PROMPT = {
     ("image", "label"): ("IMAGE_CLASSIFICATION",),
     ("image", "chat"): ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"),
+    ("audio", "chat"): ("MULTIMODAL_LM", "IMAGE_TEXT_TO_TEXT"),
     ("image", "none"): _BARE,
 }
 
@@ -152,6 +153,10 @@ def check_model_type(model_type: object, path: Path) -> None:
     )
 
 
+_OF_PACKED_CLIPS = frozenset(
+    f"{name}ForConditionalGeneration" for name in ("Qwen2Audio", "Qwen2_5OmniThinker", "Qwen3OmniMoeThinker")
+)
+"""The models that read packs of conversations with clips: as separate forward passes, by the positions."""
 _logger = logging.getLogger(__name__)
 _TOKENIZER = "its text.tokenizer is not the model's: name the model's folder there and run forebay preprocess"
 _NUM_LABELS = "give its config.json an id2label with the classes of the cache (forebay inspect lists them)"
@@ -252,7 +257,8 @@ def _number(config: Any, name: str) -> int | None:
 
 def check_config(facts: ModelFacts, config: Config) -> None:
     """Returns where a model of no family can be trained on a config; else raises ConfigError. Reads no data."""
-    if config.plan is not None and config.plan.kind == "pack":
+    is_packed = config.plan is not None and config.plan.kind == "pack"
+    if is_packed and not (facts.model_class in _OF_PACKED_CLIPS and in_conversations(config)):
         raise ConfigError(
             f'{config.path}: plan.kind is "pack", and {facts.model_class} in {facts.folder} takes no packs; set '
             'plan.kind = "bucket", or name a model whose packs forebay knows (model_type qwen3_vl)',

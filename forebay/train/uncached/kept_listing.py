@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.tree import Config
-from forebay.preprocess.assemble import EXCLUDING
+from forebay.preprocess.group import EXCLUDING
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import listed
 from forebay.preprocess.listing_folder import (

@@ -206,7 +206,7 @@ class UncachedSource(SampleSource):
         if all(group.lists is None for group in self._groups.items):
             yield from others
             return
-        lengths = [length for name, length in self.lengths.items() if name != "num_images"]
+        lengths = [length for name, length in self.lengths.items() if name not in ("num_images", "num_audios")]
         yield from (other for other in others if all(length[other] <= length[index] for length in lengths))
 
     def _row_columns(self) -> dict[str, Callable[[], Any]]:

@@ -114,8 +114,8 @@ class OpenExtractor:
 
     @property
     def name(self) -> str:
-        """The extractor's class."""
-        return type(self.extractor).__name__
+        """The extractor's class, or that of the processor whose part it is."""
+        return str(getattr(self.extractor, "made_by", type(self.extractor).__name__))
 
     @property
     def sample_rate_hz(self) -> int:

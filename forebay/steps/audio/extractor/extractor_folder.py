@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -189,12 +189,25 @@ def native_step(folder: ExtractorFolder, *, dtype: Dtype) -> AudioStep | None:
     if native is None or bins is None:
         return None
     step = native.step(bins, dtype)
-    _say(str(folder.path.parent), folder.kind, step.name)
+    say(str(folder.path.parent), folder.kind, step.name)
     return step
 
 
+def native_bins(folder: ExtractorFolder, *, of: str) -> int | None:
+    """Returns the bins of a folder's extractor if its settings are those that a processor has it called with.
+
+    of: the processor for which a step of ours is proved. Whether the extractor gives masks counts not: who asks says.
+    """
+    native = _NATIVE.get(folder.kind)
+    if native is None or of not in native.processors:
+        return None
+    rest = {name: value for name, value in folder.document.items() if name != "return_attention_mask"}
+    return native.answers(replace(folder, document=rest, processor_class=of))
+
+
 @lru_cache(maxsize=256)
-def _say(folder: str, kind: str, name: str) -> None:
+def say(folder: str, kind: str, name: str) -> None:
+    """Logs once that a step of ours makes the values of a folder's extractor."""
     _log.info(
         'audio.extractor: %s is %s; features = "%s" makes its values, faster, and is used', folder, an(kind), name
     )

@@ -35,6 +35,7 @@ class Probed:
     """The result of the probe. lengths: (samples, frames) of its clips, frames of the form's main field, by samples.
 
     sizes: (samples, bytes that are stored) of them. rule: of the lengths, where there is one. call: of the extractor.
+    longest: samples of the longest clip of which nothing is dropped, None where that is not known.
     """
 
     form: BatchForm
@@ -42,6 +43,7 @@ class Probed:
     lengths: tuple[tuple[int, int], ...]
     sizes: tuple[tuple[int, int], ...]
     rule: LengthRule | None = None
+    longest: int | None = None
 
     def frames(self, num_samples: Array) -> Array:
         """Returns how many frames clips of these lengths have, int64; without a rule by a line through the probe's."""

@@ -24,7 +24,7 @@ from forebay.steps.table import made
 from forebay.store.layout import Array
 
 _log = logging.getLogger(__name__)
-_PROBES: dict[Extractor, Probed] = {}
+PROBES: dict[Extractor, Probed] = {}
 """What this process, or the one that sent a step here, has probed. A probe costs up to some seconds."""
 
 
@@ -59,7 +59,7 @@ class Extractor(Declared):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, ({f.name: getattr(self, f.name) for f in fields(self)}, _PROBES.get(self))
+        return _received, (type(self), {f.name: getattr(self, f.name) for f in fields(self)}, PROBES.get(self))
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], *, folder: Path, rate_hz: int) -> AudioStep:
@@ -73,18 +73,22 @@ class Extractor(Declared):
         except ConfigError as err:
             raise ConfigError(f"audio.extractor: {err}", code="FB102") from err
         found = ExtractorFolder.read(path)
-        step = made(
-            cls,
-            {**settings, "extractor": str(path)},
-            digest=found.digest,
-            kind=found.kind or found.model_type,
-            rate_hz=rate_hz,
-        )
+        step = made(cls, {**settings, "extractor": str(path)}, **cls.facts(found), rate_hz=rate_hz)
         stated = found.document.get("sampling_rate")
         if type(stated) is int and stated != rate_hz:
             raise ConfigError(rate_problem(step.kind or str(path), stated, rate_hz), code="FB121")
-        native = None if step.leave_out else native_step(found, dtype=step.dtype)
+        native = None if step.leave_out else cls.native(found, dtype=step.dtype)
         return step if native is None else native
+
+    @classmethod
+    def facts(cls, found: ExtractorFolder) -> dict[str, Any]:
+        """Returns the fields that a folder says."""
+        return {"digest": found.digest, "kind": found.kind or found.model_type}
+
+    @classmethod
+    def native(cls, found: ExtractorFolder, *, dtype: Literal["float16", "float32"]) -> AudioStep | None:
+        """Returns the step of ours that makes the values of a folder's extractor; None where none does."""
+        return native_step(found, dtype=dtype)
 
     @property
     def made_with(self) -> dict[str, str]:
@@ -111,13 +115,13 @@ class Extractor(Declared):
         Raises ConfigError where the extractor cannot be loaded, is of another sample rate, or gives what cannot be
         stored.
         """
-        if self not in _PROBES:
+        if self not in PROBES:
             folder, extractor = self._loaded()
-            opened = OpenExtractor.of(extractor, processor_class=folder.processor_class, leave_out=self.leave_out)
-            if opened.sample_rate_hz != self.rate_hz:
-                raise ConfigError(rate_problem(opened.name, opened.sample_rate_hz, self.rate_hz), code="FB121")
-            _PROBES[self] = probed(opened, dtype=self.dtype)
-        return _PROBES[self]
+            found = OpenExtractor.of(extractor, processor_class=folder.processor_class, leave_out=self.leave_out)
+            if found.sample_rate_hz != self.rate_hz:
+                raise ConfigError(rate_problem(found.name, found.sample_rate_hz, self.rate_hz), code="FB121")
+            PROBES[self] = probed(found, dtype=self.dtype)
+        return PROBES[self]
 
     def batch_form(self) -> BatchForm:
         return self.probe().form
@@ -136,8 +140,8 @@ class Extractor(Declared):
         of, `not_finite` where it makes NaN, infinity or what the stored dtype cannot hold, `too_short` where it makes
         no frame.
         """
-        form, opened = self.batch_form(), _opened(self)
-        return [self._fields(form, opened.alone(waveform), waveform) for waveform in waveforms]
+        form, extractor = self.batch_form(), opened(self)
+        return [self._fields(form, extractor.alone(waveform), waveform) for waveform in waveforms]
 
     def own_batch(self, waveforms: Sequence[Array]) -> Arrays:
         """Returns the batch that the extractor itself makes of clips float32 [num_samples], as its users call it.
@@ -145,7 +149,7 @@ class Extractor(Declared):
         What the extractor raises comes through.
         """
         self.probe()  # it knows the call
-        return _opened(self).batch(waveforms)
+        return opened(self).batch(waveforms)
 
     def _fields(self, form: BatchForm, made: Mapping[str, Array], waveform: Array) -> Fields:
         found: Fields = {}
@@ -200,13 +204,14 @@ def _failed(form: BatchForm, waveform: Array, what: str) -> DecodeError:
 
 
 @lru_cache(maxsize=4)
-def _opened(step: Extractor) -> OpenExtractor:
+def opened(step: Extractor) -> OpenExtractor:
+    """Returns the extractor of a step; a process keeps the last ones."""
     return OpenExtractor(step._loaded()[1], step.probe().call, step.leave_out)
 
 
-def _received(values: dict[str, Any], probe: Probed | None) -> Extractor:
+def _received(kind: type[Extractor], values: dict[str, Any], probe: Probed | None) -> Extractor:
     """Returns a step that was sent to this process, with what its sender had probed."""
-    step = Extractor(**values)
+    step = kind(**values)
     if probe is not None:
-        _PROBES.setdefault(step, probe)
+        PROBES.setdefault(step, probe)
     return step

@@ -1,7 +1,7 @@
 """A processor as a model's folder means it: tokenizer, image processor and chat template in one class of transformers.
 
-The class is made without its video and audio parts, which need torchvision and more; nothing here asks for them. What
-the class hands to its image processor beside an image is found without a tokenizer, by `image_options`.
+The class is made of the parts that are asked for, without those of videos, which need torchvision and more. What the
+class hands to its image processor beside an image, or makes of clips, is found without a tokenizer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import json
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,12 @@ from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.image.processor.processor_call import pil_processor
 from forebay.store.image.image_settings import processor_document
+from forebay.store.layout import Group
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 """Where a folder may name the class of its processor, the first that does so counts."""
+_KINDS: Mapping[Group, str] = {"audio": "clips", "image": "images"}
+_PARTS: Mapping[Group, str] = {"audio": "feature extractor", "image": "image processor"}
 
 
 def processor_class(folder: Path) -> type[Any] | None:
@@ -59,6 +62,34 @@ def image_options(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in told.items() if not name.startswith("return_")}
 
 
+SOUND = ("feature_extractor", "audio_processor")
+"""What classes call their part for sound, the first that they have."""
+
+
+def audio_part(folder: Path, extractor: Any) -> Any:
+    """Returns the whole processor of a folder as far as clips need it; None where the folder names none of clips.
+
+    It has no tokenizer, so what it would write in the place of a clip is empty.
+    """
+    cls = processor_class(folder)
+    name = None if cls is None else next((name for name in SOUND if name in cls.get_attributes()), None)
+    if cls is None or name is None or "tokenizer" not in cls.get_attributes():
+        return None
+    processor: Any = object.__new__(cls)
+    tokens = {"image_token": None, "audio_token": "", "replace_audio_token": lambda *_, **__: ""}
+    vars(processor).update(_settings(cls, folder), **{name: extractor}, **tokens)
+    return processor
+
+
+@contextlib.contextmanager
+def named_by(setting: str) -> Iterator[None]:
+    """Errors about a folder name the setting that names it."""
+    try:
+        yield
+    except ConfigError as err:
+        raise ConfigError(str(err).replace("vision.processor", setting), code=err.code) from err
+
+
 def image_processor_of(folder: Path) -> Any:
     """Returns the image processor of a folder, by its PIL class, with what the folder's whole processor tells it.
 
@@ -68,22 +99,35 @@ def image_processor_of(folder: Path) -> Any:
     return pil_processor(path, {**document, **image_options(folder)})
 
 
-def whole_processor(folder: Path, *, tokenizer: Any, tokenizer_folder: Path, image_processor: Any) -> Any:
+def sound_extractor_of(folder: Path) -> Any:
+    """Returns the feature extractor of a folder. Raises ConfigError as `ExtractorFolder.read` does."""
+    from forebay.steps.audio.extractor.extractor_call import load_extractor
+    from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
+
+    return load_extractor(ExtractorFolder.read(folder))
+
+
+def whole_processor(folder: Path, *, tokenizer: Any, tokenizer_folder: Path, parts: Mapping[Group, Any]) -> Any:
     """Returns the whole processor of a folder, made of these parts; its settings and template are the folders'.
 
-    The chat template is that of `tokenizer_folder`, which is in the key by content.
+    The chat template is that of `tokenizer_folder`, which is in the key by content. parts: an image processor, a
+    feature extractor, or both.
     Raises ConfigError where the folder names no class, or the class cannot be made of these parts.
     """
     cls = processor_class(folder)
-    if cls is None or "image_processor" not in cls.get_attributes():
+    has = set() if cls is None else set(cls.get_attributes())
+    named = {"image": ("image_processor",), "audio": SOUND}
+    found = {group: next((name for name in named[group] if name in has), None) for group in parts}
+    if cls is None or None in found.values():
+        what = next((_KINDS[group] for group, name in found.items() if name is None), "images")
         raise ConfigError(
-            f"vision.processor: {folder} names no processor_class of images ({', '.join(_FILES)}) and no model_type of "
-            "one, so nothing says how its images stand in conversations; point it at the model's own folder",
+            f"vision.processor: {folder} names no processor_class of {what} ({', '.join(_FILES)}) and no model_type of "
+            f"one, so nothing says how its {what} stand in conversations; point it at the model's own folder",
             code="FB126",
         )
     _refuse_audio_tokenizer(folder)
     _refuse_audio_tokenizer(tokenizer_folder)
-    parts = {"tokenizer": tokenizer, "image_processor": image_processor}
+    parts = {"tokenizer": tokenizer, **{str(name): parts[group] for group, name in found.items()}}
     try:
         made = from_folder(_without_video(cls, parts), folder)
     except ImportError as err:
@@ -94,9 +138,9 @@ def whole_processor(folder: Path, *, tokenizer: Any, tokenizer_folder: Path, ima
         ) from err
     except Exception as err:  # not our work: strangers' settings given to a class of transformers
         raise ConfigError(
-            f"vision.processor: {cls.__name__} of {folder} cannot be made of the folder's tokenizer and image "
-            f'processor: {err!r:.300}; set vision.images = "patches" for a Qwen-VL, else point vision.processor at the '
-            "model's own folder",
+            f"vision.processor: {cls.__name__} of {folder} cannot be made of the folder's tokenizer and "
+            f'{" and ".join(_PARTS[group] for group in found)}: {err!r:.300}; set vision.images = "patches" for a '
+            "Qwen-VL, else point vision.processor at the model's own folder",
             code="FB126",
         ) from err
     made.chat_template = _template(cls, tokenizer_folder) or tokenizer.chat_template or made.chat_template
@@ -108,7 +152,7 @@ def _refuse_audio_tokenizer(folder: Path) -> None:
     if "audio_tokenizer" in _document(folder / _FILES[0]) or (folder / "audio_tokenizer_config.json").exists():
         raise ConfigError(
             f"vision.processor: {folder} names an audio tokenizer, a model that its processor would load; "
-            "conversations over images have no sound: take audio_tokenizer out of a copy of the folder",
+            "take audio_tokenizer out of a copy of the folder",
             code="FB126",
         )
 

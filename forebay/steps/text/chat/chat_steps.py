@@ -1,13 +1,14 @@
-"""`chat`: conversations to tokens and which of them are targets, beside patches or beside images of a processor.
+"""`chat`: conversations to tokens and which of them are targets, beside patches or beside items of a processor.
 
 Beside patches the folder's chat template is rendered, and image tokens are repeated by grid. A processor writes itself:
-it is called with blank images, since how many tokens an image becomes follows from its size, which a probe proves.
+it is called with blank images and clips, since how many tokens one becomes follows from its size or length, which a
+probe proves.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,7 +18,8 @@ import numpy as np
 from forebay.config.pretrained_folder import processor_digest
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm
-from forebay.steps.step import RowText, Stored, TextBatch, TextStep
+from forebay.steps.image.processor.whole import named_by
+from forebay.steps.step import CLIPS, RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.chat.conversation import (
     Message,
     check_conversation,
@@ -29,11 +31,12 @@ from forebay.steps.text.chat.conversation import (
     rendered_text,
 )
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
-from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
-from forebay.steps.text.row_encoder import TURN, OneByOne, Size
+from forebay.steps.text.chat.processor_ids import Told, Writer, WrittenIds, by_group
+from forebay.steps.text.row_encoder import TURN, OneByOne
 from forebay.steps.text.tokenizer_files import TRANSFORMERS
 from forebay.steps.text.vocabulary import Vocabulary, render_chat, require_digest, tokens_pattern
-from forebay.store.layout import Array, FieldSpec
+from forebay.store.image.stored_items import FEATURES
+from forebay.store.layout import Array, FieldSpec, Group
 
 VISION_START, IMAGE_PAD, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
@@ -77,6 +80,11 @@ class Chat(TextStep):
         )
 
     @classmethod
+    def stands_beside(cls, items: Mapping[Group, str]) -> bool:
+        """See `TextStep`: this template shows no clips."""
+        return CLIPS not in items.values() and super(Chat, cls).stands_beside(items)
+
+    @classmethod
     def row(cls, stored: Stored) -> RowText:  # noqa: ARG003
         from forebay.steps.batch import MarkedText
 
@@ -110,7 +118,7 @@ class ChatEncoder(OneByOne):
         self._render = functools.partial(render_chat, self._vocabulary.tokenizer)
         shown = f"{VISION_START}{IMAGE_PAD}{VISION_END}"
         self._marks = find_turn_marks(
-            self._vocabulary, self._render, image=shown, placeholder=IMAGE_PAD, learn_through=step.learn_through
+            self._vocabulary, self._render, shown={"image": (shown, IMAGE_PAD)}, learn_through=step.learn_through
         )
         # Messages may write other control tokens, such as `<think>`.
         self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
@@ -145,10 +153,10 @@ class ChatEncoder(OneByOne):
         `special_token_in_text`, `image_count_mismatch`, `bad_text`.
         """
         conversation = parse_conversation(text, sample_id=sample_id)
-        turns = check_conversation(conversation, self._reserved, num_images=len(told), sample_id=sample_id)
+        turns = check_conversation(conversation, self._reserved, counts={"image": len(told)}, sample_id=sample_id)
         rendered = rendered_text(self._render, conversation, self._vocabulary.folder, sample_id=sample_id)
         spans = self._marks.spans(rendered)
-        learnt = learnt_spans(spans, turns, num_shown=rendered.count(IMAGE_PAD), sample_id=sample_id)
+        learnt = learnt_spans(spans, turns, shown={"image": rendered.count(IMAGE_PAD)}, sample_id=sample_id)
         return self._tokenize(rendered, learnt, told)
 
     def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
@@ -182,6 +190,7 @@ class ProcessorChat(TextStep):
     libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", MASK: "tokens"}
     given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "processor", "tokenizer_folder", "processor_folder"})
+    setting: ClassVar[str] = "vision.processor"
 
     tokenizer: str
     processor: str
@@ -199,9 +208,54 @@ class ProcessorChat(TextStep):
         specs = () if form is None else form.specs("text")
         return (*specs, FieldSpec(name=MASK, dtype="uint8", group="text"))
 
+    @property
+    def shows(self) -> tuple[Group, ...]:
+        """The groups whose items stand in conversations."""
+        return ("image",)
+
+    @classmethod
+    def stands_beside(cls, items: Mapping[Group, str]) -> bool:
+        """See `TextStep`: clips that conversations list are of `SoundChat`."""
+        return CLIPS not in items.values() and super(ProcessorChat, cls).stands_beside(items)
+
     def opened(self, folder: Path, *, merge_size: int | None) -> ProcessorChatEncoder:  # noqa: ARG002
         """Returns what writes conversations; a process keeps the last ones."""
         return _opened(self, self.tokenizer_folder, self.processor_folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoundChat(ProcessorChat):
+    """`ProcessorChat` of conversations with clips. kinds: the groups whose items they have."""
+
+    beside: ClassVar[frozenset[str]] = frozenset({CLIPS})
+    given: ClassVar[frozenset[str]] = ProcessorChat.given | {"kinds"}
+    setting: ClassVar[str] = "audio.extractor"
+    can_pack: ClassVar[bool] = True
+    kinds: tuple[Group, ...]
+    version: int = 1
+
+    @property
+    def shows(self) -> tuple[Group, ...]:
+        """See `ProcessorChat`."""
+        return self.kinds
+
+    @classmethod
+    def stands_beside(cls, items: Mapping[Group, str]) -> bool:
+        """See `TextStep`: patches are cut for a family's own template, which has no clips."""
+        return items.get("audio") == CLIPS and items.get("image", FEATURES) == FEATURES
+
+    @classmethod
+    def row(cls, stored: Stored) -> RowText:
+        """Raises ConfigError for a processor whose tokens have more beside them, which packs do not have."""
+        from forebay.steps.batch import MarkedText
+
+        form = BatchForm.from_json(stored.constant("text_form"))
+        if others := [field.name for field in form.stored if field.name != "input_ids"]:
+            raise ConfigError(
+                f"{stored.name}: {form.made_by} gives {', '.join(others)} beside each token, which packs do not have; "
+                'set plan.kind = "bucket" with batch_size'
+            )
+        return MarkedText()
 
 
 class ProcessorChatEncoder(OneByOne):
@@ -222,12 +276,12 @@ class ProcessorChatEncoder(OneByOne):
         """
         self.step = step
         self._folder = Path(step.processor_folder)
-        require_digest("vision.processor", self._folder, processor_digest(self._folder), step.processor)
+        require_digest(step.setting, self._folder, processor_digest(self._folder), step.processor)
         self._vocabulary = Vocabulary(Path(step.tokenizer_folder), digest=step.tokenizer)
-        self.writer = Writer(self._vocabulary, self._folder)
-        shown = self.writer.placeholder
+        self.writer = Writer(self._vocabulary, self._folder, step.shows)
+        shown = {group: (token, token) for group, token in self.writer.placeholders.items()}
         self.marks = find_turn_marks(
-            self._vocabulary, self.writer.render, image=shown, placeholder=shown, learn_through=step.learn_through
+            self._vocabulary, self.writer.render, shown=shown, learn_through=step.learn_through
         )
         self.text_form: TextForm = find_text_form(self.writer)
         self._reserved = tokens_pattern(self.writer.control_tokens | named_tokens(self._vocabulary, self.marks))
@@ -245,27 +299,28 @@ class ProcessorChatEncoder(OneByOne):
         The prompt, the form of its fields, and which outputs of images a batch has: an image processor gives more than
         a model takes (numbers of tiles, for example).
         """
-        return {
-            "prompt": ProcessorChat.name,
-            "text_form": self.form.to_json(),
-            "image_outputs": list(self.text_form.images),
-        }
+        images = {"image_outputs": list(self.text_form.images)} if "image" in self.writer.groups else {}
+        return {"prompt": ProcessorChat.name, "text_form": self.form.to_json(), **images}
 
-    def encode(self, text: str, told: Sequence[Size], *, sample_id: str) -> dict[str, Array]:
+    def encode(self, text: str, told: Sequence[Told], *, sample_id: str) -> dict[str, Array]:
         """Returns the fields of a conversation, see `ProcessorChat`.
 
-        text: the conversation in canonical form, JSON. told: (width, height) of its images, in order.
+        text: the conversation in canonical form, JSON. told: (width, height) of its images, and the samples of its
+        clips, those of a group in order.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
-        `special_token_in_text`, `image_count_mismatch`, `bad_text`, `images_together`.
+        `special_token_in_text`, `image_count_mismatch`, `audio_count_mismatch`, `bad_text`, `images_together`,
+        `clips_together`.
         """
         conversation = parse_conversation(text, sample_id=sample_id)
-        turns = check_conversation(conversation, self._reserved, num_images=len(told), sample_id=sample_id)
-        self.text_form.check_images(len(told), sample_id=sample_id)
+        found = by_group(told)
+        counts = {group: len(found[group]) for group in self.writer.groups}
+        turns = check_conversation(conversation, self._reserved, counts=counts, sample_id=sample_id)
+        self.text_form.check_counts(counts, sample_id=sample_id)
         rendered = rendered_text(self.writer.render, conversation, self._vocabulary.folder, sample_id=sample_id)
         written = self._written(conversation, told, sample_id=sample_id)
         spans = self.marks.spans(written.text)
-        shown = rendered.count(self.writer.placeholder)
-        learnt = learnt_spans(spans, turns, num_shown=shown, sample_id=sample_id)
+        shown = {group: rendered.count(token) for group, token in self.writer.placeholders.items()}
+        learnt = learnt_spans(spans, turns, shown=shown, sample_id=sample_id)
         mask = self.marks.targets(written.text, learnt, written.offsets)
         return {**self.text_form.stored(written, sample_id=sample_id), MASK: mask}
 
@@ -273,9 +328,9 @@ class ProcessorChatEncoder(OneByOne):
         """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""
         return self._vocabulary.decode([int(i) for i in input_ids])
 
-    def _written(self, conversation: list[Message], sizes: Sequence[Size], *, sample_id: str) -> WrittenIds:
+    def _written(self, conversation: list[Message], told: Sequence[Told], *, sample_id: str) -> WrittenIds:
         try:
-            return self.writer.write(conversation, sizes)
+            return self.writer.write(conversation, told)
         except REFUSALS as err:
             raise TextError(
                 "bad_conversation",
@@ -283,11 +338,13 @@ class ProcessorChatEncoder(OneByOne):
             ) from err
 
     def _check_turns(self) -> None:
-        """Raises ConfigError where turns hide in an image's own tokens."""
-        user, assistant = probe_turns()
-        if len(self.marks.spans(self.writer.write([user, assistant], [(64, 48)]).text)) != 1:
+        """Raises ConfigError where turns hide in an item's own tokens."""
+        talk = [*probe_turns(dict.fromkeys(self.writer.groups, 1))]
+        told: dict[Group, Told] = {"audio": 8_000, "image": (64, 48)}
+        if len(self.marks.spans(self.writer.write(talk, [told[group] for group in self.writer.groups]).text)) != 1:
+            what = " and ".join(self.writer.groups)
             raise ConfigError(
-                f"vision.processor: {self.writer.name} writes the marks of an assistant's turn into its image tokens, "
+                f"vision.processor: {self.writer.name} writes the marks of an assistant's turn into its {what} tokens, "
                 "so turns cannot be found; use the model's own chat template",
                 code="FB126",
             )
@@ -296,4 +353,5 @@ class ProcessorChatEncoder(OneByOne):
 @functools.lru_cache(maxsize=2)
 def _opened(step: ProcessorChat, tokenizer_folder: str, processor_folder: str) -> ProcessorChatEncoder:  # noqa: ARG001
     # Folders are no part of a step's equality, but of what is opened.
-    return ProcessorChatEncoder(step)
+    with named_by(step.setting):
+        return ProcessorChatEncoder(step)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,22 +19,28 @@ import numpy as np
 from forebay.errors import ConfigError, TextError
 from forebay.steps.text.line import is_unseen
 from forebay.steps.text.vocabulary import Vocabulary
+from forebay.store.layout import Group
 
 Message = dict[str, Any]
-"""`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"}, ...]}`; of an assistant's that is not
-to be learnt also `"loss": False`."""
+"""`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"} | {"type": "audio"}, ...]}`; of an
+assistant's that is not to be learnt also `"loss": False`."""
 
 Render = Callable[..., str]
 """`render(messages, add_generation_prompt=False)`: what a chat template writes; ValueError where it refuses."""
 _ROLES = ("system", "user", "assistant")
+NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
+"""What messages call an item of a group. A part's type is the name of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTurns:
-    """The demands of a conversation on its rendering. learnt: says of each assistant turn whether it has targets."""
+    """The demands of a conversation on its rendering. learnt: says of each assistant turn whether it has targets.
+
+    counts: of the items that it shows, by group.
+    """
 
     learnt: tuple[bool, ...]
-    num_images: int
+    counts: Mapping[Group, int]
 
 
 def parse_conversation(messages: str, *, sample_id: str) -> list[Message]:
@@ -51,16 +58,16 @@ def parse_conversation(messages: str, *, sample_id: str) -> list[Message]:
 
 
 def check_conversation(
-    conversation: Sequence[Message], reserved: re.Pattern[str], *, num_images: int, sample_id: str
+    conversation: Sequence[Message], reserved: re.Pattern[str], *, counts: Mapping[Group, int], sample_id: str
 ) -> ChatTurns:
     """Returns the turns of a conversation of which every text can be used.
 
-    reserved: control tokens that no text may hold. num_images: of the row.
+    reserved: control tokens that no text may hold. counts: the items of the row, of each group that it may have.
     Raises TextError: `special_token_in_text`, `bad_conversation`, `empty_text`, `no_assistant_turn`,
-    `nothing_to_learn`, `image_count_mismatch`.
+    `nothing_to_learn`, `image_count_mismatch`, `audio_count_mismatch`.
     """
     learnt: list[bool] = []
-    shown = 0
+    shown: Counter[Group] = Counter()
     for place, message in enumerate(conversation):
         shown += _checked_message(message, place, reserved, sample_id=sample_id)
         if message["role"] == "assistant":
@@ -76,16 +83,18 @@ def check_conversation(
             f"{sample_id}: all {len(learnt)} messages of the assistant say loss: false or weight: 0; "
             "leave the sample out",
         )
-    if shown != num_images:
-        raise TextError(
-            "image_count_mismatch",
-            f"{sample_id}: the conversation shows {shown} images, the sample has {num_images}; correct the manifest",
-        )
-    return ChatTurns(tuple(learnt), shown)
+    for group in (*counts, *(shown.keys() - counts)):
+        if shown[group] != counts.get(group, 0):
+            raise TextError(
+                f"{group}_count_mismatch",
+                f"{sample_id}: the conversation shows {shown[group]} {NOUNS[group]}s, the sample has "
+                f"{counts.get(group, 0)}; correct the manifest",
+            )
+    return ChatTurns(tuple(learnt), counts)
 
 
-def _checked_message(message: Message, place: int, reserved: re.Pattern[str], *, sample_id: str) -> int:
-    """Returns how many images a message shows."""
+def _checked_message(message: Message, place: int, reserved: re.Pattern[str], *, sample_id: str) -> Counter[Group]:
+    """Returns how many items of each group a message shows."""
     parts = message["content"]
     # Joined, because a template writes parts without anything between them.
     text = "".join(part.get("text", "\n") for part in parts)
@@ -96,14 +105,15 @@ def _checked_message(message: Message, place: int, reserved: re.Pattern[str], *,
             f"{sample_id}: message {place} has {found[0]} in its text, which the model takes for a control "
             "token; clean the text",
         )
-    images = len([part for part in parts if part["type"] == "image"])
+    items = Counter(part["type"] for part in parts if part["type"] != "text")
     if message["role"] != "assistant":
-        return images
-    if images:
-        raise bad_conversation(sample_id, f"message {place} is the assistant's and has {images} images, wanted 0")
+        return items
+    for group, count in items.items():
+        said = f"message {place} is the assistant's and has {count} {NOUNS[group]}s, wanted 0"
+        raise bad_conversation(sample_id, said)
     if is_unseen(text):
         raise TextError("empty_text", f"{sample_id}: message {place}, the assistant's, has no text")
-    return 0
+    return items
 
 
 def rendered_text(render: Render, conversation: Sequence[Message], folder: object, *, sample_id: str) -> str:
@@ -126,17 +136,19 @@ def rendered_text(render: Render, conversation: Sequence[Message], folder: objec
 
 
 def learnt_spans(
-    spans: Sequence[tuple[int, int]], turns: ChatTurns, *, num_shown: int, sample_id: str
+    spans: Sequence[tuple[int, int]], turns: ChatTurns, *, shown: Mapping[Group, int], sample_id: str
 ) -> list[tuple[int, int]]:
-    """Returns the spans of the turns that have targets. spans: of all turns. num_shown: images in the rendered text.
+    """Returns the spans of the turns that have targets. spans: of all turns. shown: items in the rendered text.
 
-    Raises TextError `bad_conversation` where the template wrote other turns or images than the conversation has.
+    Raises TextError `bad_conversation` where the template wrote other turns or items than the conversation has.
     """
-    if (len(spans), num_shown) != (len(turns.learnt), turns.num_images):
+    found, wanted = ([shown[group] for group in shown], [turns.counts.get(group, 0) for group in shown])
+    if (len(spans), found) != (len(turns.learnt), wanted):
+        told = " and ".join(f"{count} {NOUNS[group]}s" for group, count in shown.items())
         raise bad_conversation(
             sample_id,
-            f"the chat template shows {len(spans)} assistant turns and {num_shown} images, "
-            f"the conversation has {len(turns.learnt)} and {turns.num_images}",
+            f"the chat template shows {len(spans)} assistant turns and {told}, "
+            f"the conversation has {len(turns.learnt)} and {' and '.join(map(str, wanted))}",
         )
     return [span for span, is_learnt in zip(spans, turns.learnt, strict=True) if is_learnt]
 
@@ -146,13 +158,17 @@ def shown(message: Message) -> Message:
     return {name: message[name] for name in ("role", "content")}
 
 
-def with_images(conversation: Sequence[Message], images: Sequence[Any]) -> list[Message]:
-    """Returns the messages with an image of PIL in each part that shows one, in their order."""
-    remaining = iter(images)
+def with_items(conversation: Sequence[Message], items: Mapping[Group, Sequence[Any]]) -> list[Message]:
+    """Returns the messages with an item in each part that shows one, in their order.
+
+    items: by group, images of PIL and clips float32 [num_samples].
+    """
+    remaining = {group: iter(each) for group, each in items.items()}
     made = []
     for message in conversation:
         parts = [
-            {**part, "image": next(remaining)} if part["type"] == "image" else dict(part) for part in message["content"]
+            {**part, part["type"]: next(remaining[part["type"]])} if part["type"] in remaining else dict(part)
+            for part in message["content"]
         ]
         made.append({**shown(message), "content": parts})
     return made
@@ -182,12 +198,12 @@ def _message(message: Any, place: int, *, sample_id: str) -> Message:
 
 def _part(part: Any, place: int, *, sample_id: str) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "image":
-        return {"type": "image"}
+    if kind in NOUNS:
+        return {"type": str(kind)}
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
     raise bad_conversation(
-        sample_id, f"message {place} has a part of type {kind!r}, wanted an image, or a text with its text"
+        sample_id, f"message {place} has a part of type {kind!r}, wanted an image, a clip, or a text with its text"
     )
 
 
@@ -241,19 +257,23 @@ class TurnMarks:
 
 
 def find_turn_marks(
-    vocabulary: Vocabulary, render: Render, *, image: str, placeholder: str, learn_through: str = "end_of_turn"
+    vocabulary: Vocabulary,
+    render: Render,
+    *,
+    shown: Mapping[Group, tuple[str, str]],
+    learn_through: str = "end_of_turn",
 ) -> TurnMarks:
     """Returns the marks of a chat template.
 
-    image: as which the template shows an image. placeholder: the part of that which stands nowhere else. learn_through:
-    the setting. Raises ConfigError, naming the folder, where there is no template, where it does not show images so,
+    shown: by group, as which the template shows an item, and the part of that which stands nowhere else. learn_through:
+    the setting. Raises ConfigError, naming the folder, where there is no template, where it does not show items so,
     where an assistant's turn does not begin and end with a control token, or where a newline is to be learnt and none
     stands behind closed turns.
     """
-    asked, prompted, chat = _probes(vocabulary, render)
-    images = chat.count(image)
-    if images != 2 or chat.count(placeholder) != 2:
-        raise _unusable(vocabulary, f"shows {images} of 2 images as {image}")
+    asked, prompted, chat = _probes(vocabulary, render, dict.fromkeys(shown, 1))
+    for group, (item, placeholder) in shown.items():
+        if chat.count(item) != 2 or chat.count(placeholder) != 2:
+            raise _unusable(vocabulary, f"shows {chat.count(item)} of 2 {NOUNS[group]}s as {item}")
     if not chat.startswith(asked) or chat.count(_ANSWER) != 2:
         raise _unusable(vocabulary, "does not show a conversation turn by turn as it was given")
     header = _header(vocabulary, asked=asked, prompted=prompted, chat=chat)
@@ -304,20 +324,22 @@ def named_tokens(vocabulary: Vocabulary, marks: TurnMarks) -> set[str]:
     return {*tokenizer.convert_ids_to_tokens(sorted(marks.template_ids)), *filter(None, named)}
 
 
-def probe_turns(*, images: int = 1) -> tuple[Message, Message]:
-    """Returns a question with images and its answer, of which the probes of a template are made."""
-    parts = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": _QUESTION}]
+def probe_turns(items: Mapping[Group, int]) -> tuple[Message, Message]:
+    """Returns a question with items and its answer, of which the probes of a template are made."""
+    shown = [{"type": group} for group, count in items.items() for _ in range(count)]
+    parts = [*shown, {"type": "text", "text": _QUESTION}]
     return {"role": "user", "content": parts}, {"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]}
 
 
-def _probes(vocabulary: Vocabulary, render: Render) -> tuple[str, str, str]:
-    user, assistant = probe_turns()
+def _probes(vocabulary: Vocabulary, render: Render, items: Mapping[Group, int]) -> tuple[str, str, str]:
+    user, assistant = probe_turns(items)
     try:
         asked = render([user])
         prompted = render([user], add_generation_prompt=True)
         chat = render([user, assistant, user, assistant])
-    except ValueError as err:
-        raise _unusable(vocabulary, f"is missing, or refuses texts and images ({err})") from err
+    except (ValueError, TypeError, LookupError, AttributeError) as err:
+        what = " and ".join(f"{NOUNS[group]}s" for group in items)
+        raise _unusable(vocabulary, f"is missing, or refuses texts and {what} ({err})") from err
     return asked, prompted, chat
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from forebay.errors import ConfigError, TextError
+from forebay.steps.audio.extractor.extractor_probe import noise
 from forebay.steps.form import BatchForm, FieldForm, Promise, Side
-from forebay.steps.text.chat.conversation import Message, probe_turns
-from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
+from forebay.steps.text.chat.conversation import NOUNS, Message, probe_turns
+from forebay.steps.text.chat.processor_ids import Items, Writer, WrittenIds
 from forebay.steps.text.row_encoder import Size
-from forebay.store.layout import Array
+from forebay.store.layout import Array, Group
 
 IDS = "input_ids"
 MASK = "attention_mask"
@@ -23,30 +24,34 @@ LABELS = "labels"
 REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError)
 """What processors raise of a conversation."""
 _SIZES: tuple[Size, ...] = ((64, 48), (48, 80), (150, 100))
+_LENGTHS = (7_349, 11_960, 23_531)
+"""Samples of the clips of probes."""
+Counts = Mapping[Group, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
     """The fields of a conversation.
 
-    min_images, max_images: of one conversation, max_images None for any number. images: the outputs of the image
-    processor that the whole processor hands on to a model.
+    fewest: items of one conversation. most: of them by group, a group that is not there any number. images: the outputs
+    of the image processor that the whole processor hands on to a model; sounds: all that it may hand on of clips.
     """
 
     name: str
     batch: BatchForm
-    min_images: int
-    max_images: int | None
+    fewest: int
+    most: Counts
     images: tuple[str, ...]
+    sounds: tuple[str, ...] = ()
 
     def stored(self, written: WrittenIds, *, sample_id: str) -> dict[str, Array]:
         """Returns the fields as they are stored. Raises TextError for values that their form does not take."""
         found: dict[str, Array] = {}
-        known = {*self.images, MASK, LABELS, *(field.name for field in self.batch.fields)}
+        known = {*self.images, *self.sounds, MASK, LABELS, *(field.name for field in self.batch.fields)}
         if new := sorted(set(written.fields) - known):
             raise TextError(
                 "bad_conversation",
-                f"{sample_id}: {self.name} gives {', '.join(new)}, which it gave for no image of the probe, so that "
+                f"{sample_id}: {self.name} gives {', '.join(new)}, which it gave for no item of the probe, so that "
                 "batches would lack it; leave the sample out",
             )
         for field in self.batch.stored:
@@ -60,21 +65,33 @@ class TextForm:
                 ) from err
         return found
 
-    def check_images(self, number: int, *, sample_id: str) -> None:
-        """Raises TextError for a conversation of fewer images than the processor takes, or more than can be stored."""
-        if number < self.min_images:
+    def check_counts(self, counts: Counts, *, sample_id: str) -> None:
+        """Raises TextError for a conversation of fewer items than the processor takes, or more than can be stored."""
+        if sum(counts.values()) < self.fewest:
+            group = next(iter(counts))
             raise TextError(
-                "image_count_mismatch",
-                f"{sample_id}: the conversation has {number} images, and {self.name} takes {self.min_images} or more; "
-                "leave it out",
+                f"{group}_count_mismatch",
+                f"{sample_id}: the conversation has {counts[group]} {NOUNS[group]}s, and {self.name} takes "
+                f"{self.fewest} or more; leave it out",
             )
-        if self.max_images is not None and number > self.max_images:
-            raise TextError(
-                "images_together",
-                f"{sample_id}: the conversation has {number} images, and {self.name} makes other pixels of an image "
-                f"that stands beside others, or takes no two; a cache stores each by itself: leave out samples with "
-                f"more than {self.max_images}",
-            )
+        for group, most in self.most.items():
+            if counts[group] > most:
+                raise TextError(*_TOGETHER[group](sample_id, counts[group], self.name, most))
+
+
+_TOGETHER: Mapping[Group, Callable[[str, int, str, int], tuple[str, str]]] = {
+    "image": lambda sample_id, number, name, most: (
+        "images_together",
+        f"{sample_id}: the conversation has {number} images, and {name} makes other pixels of an image "
+        f"that stands beside others, or takes no two; a cache stores each by itself: leave out samples with "
+        f"more than {most}",
+    ),
+    "audio": lambda sample_id, number, name, most: (
+        "clips_together",
+        f"{sample_id}: the conversation has {number} clips, and {name} takes no two: leave out samples with more than "
+        f"{most}",
+    ),
+}
 
 
 def find_text_form(writer: Writer) -> TextForm:
@@ -91,7 +108,8 @@ def find_text_form(writer: Writer) -> TextForm:
     form = BatchForm(made_by=writer.name, fields=(fields[0], mask, *fields[1:]), promise=Promise(kind="exact"))
     _compare(writer, form)
     _check_options(writer)
-    return TextForm(writer.name, form, fewest, most, tuple(sorted(_handed_on(writer))))
+    images, sounds = _handed_on(writer) if "image" in writer.groups else set(), _of_items(writer, ["audio"])
+    return TextForm(writer.name, form, fewest, most, tuple(sorted(images)), tuple(sorted(sounds)))
 
 
 def _handed_on(writer: Writer) -> set[str]:
@@ -101,65 +119,90 @@ def _handed_on(writer: Writer) -> set[str]:
     found: set[str] = set()
     for size in SIZES:
         with contextlib.suppress(*REFUSALS):  # it may take no image of this size
-            found |= set(writer.write(conversation_of(1), [size]).fields) & set(writer.image_outputs)
+            written = writer.write(conversation_of({"image": 1}), [size])
+            found |= set(written.fields) & set(writer.outputs["image"])
     return found
 
 
-def conversation_of(images: int, *, words: int = 1) -> list[Message]:
-    """Returns a conversation of a question with images and its answer, for probes."""
-    user, assistant = probe_turns(images=images)
+def _of_items(writer: Writer, groups: Sequence[Group]) -> set[str]:
+    """Returns the last outputs of items of some groups."""
+    return {name for group in groups for name in writer.outputs.get(group, ())}
+
+
+def conversation_of(items: Counts, *, words: int = 1) -> list[Message]:
+    """Returns a conversation of a question with items and its answer, for probes."""
+    user, assistant = probe_turns(items)
     text = user["content"][-1]
     return [{**user, "content": [*user["content"][:-1], {**text, "text": " ".join([text["text"]] * words)}]}, assistant]
 
 
-def _probes(writer: Writer) -> tuple[list[WrittenIds], int, int | None]:
-    """Returns what is written of conversations with one image, two and none, and how many there must and may be.
+def _probes(writer: Writer) -> tuple[list[WrittenIds], int, dict[Group, int]]:
+    """Returns what is written of conversations with one item a group, two and none, and how many there must and may be.
 
-    A processor may take no conversation without an image, or have an output less then; or take no two images.
+    A processor may take no conversation without an item, or have an output less then; or take no two of a group.
     """
+    one = dict.fromkeys(writer.groups, 1)
     try:
-        found = [_probe(writer, 1)]
+        found = [_probe(writer, one)]
     except ConfigError:
         writer.use_tensors()  # as most people call it
-        found = [_probe(writer, 1)]
-    fewest, most = 0, None
-    of_images = set(writer.image_outputs)
+        found = [_probe(writer, one)]
+    fewest, most = 0, {}
+    of_items = _of_items(writer, writer.groups)
     try:
-        without = _probe(writer, 0)
+        without = _probe(writer, {})
     except ConfigError:
         fewest = 1
     else:
-        if set(found[0].fields) - of_images > set(without.fields):
+        if set(found[0].fields) - of_items > set(without.fields):
             fewest = 1
         else:
             found.insert(0, without)
-    try:
-        found.append(_probe(writer, 2))
-    except ConfigError:
-        most = 1
-    return found, fewest, most if most is not None or _are_alone(writer) else 1
+    for group in writer.groups:
+        try:
+            found.append(_probe(writer, {**one, group: 2}))
+            # A clip is stored as it is alone, whatever stands beside it: the promise of the clips says so.
+            is_stored = group != "image" or _are_alone(writer)
+        except ConfigError:
+            is_stored = False
+        if not is_stored:
+            most[group] = 1
+    return found, fewest, most
 
 
-def _probe(writer: Writer, images: int) -> WrittenIds:
-    """Returns what is written of a conversation with blank images, as black ones and noise of their sizes give it."""
-    talk, sizes = conversation_of(images), _SIZES[:images]
+def _probe(writer: Writer, counts: Counts) -> WrittenIds:
+    """Returns what is written of a conversation with blank items, as black and silent ones and noise give it."""
+    talk, images, clips = conversation_of(counts), _SIZES[: counts.get("image", 0)], _LENGTHS[: counts.get("audio", 0)]
     try:
-        blank = writer.write(talk, sizes)
-        black = writer.write_with(talk, [_black(size) for size in sizes])
-        noise = writer.write_with(talk, [_noise(size, seed) for seed, size in enumerate(sizes)])
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError) as err:
-        raise _unusable(writer, f"cannot write a conversation with {images} images: {err!r:.300}") from err
+        blank = writer.write(talk, [*clips, *images])
+        dark = {"image": [*map(_black, images)], "audio": [np.zeros(length, np.float32) for length in clips]}
+        black = writer.write_with(talk, dark)
+        noise = writer.write_with(talk, noise_of(counts))
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError) as err:
+        what = " and ".join(f"{count} {NOUNS[group]}s" for group, count in counts.items()) or "0 images"
+        raise _unusable(writer, f"cannot write a conversation with {what}: {err!r:.300}") from err
     for name in (name for name in noise.fields if _is_per_token(noise, name)):
         if any(not np.array_equal(other.fields.get(name, ()), noise.fields[name]) for other in (blank, black)):
             raise _unusable(
-                writer, "writes other tokens for another picture of the same size, so nothing can be stored"
+                writer,
+                "writes other tokens for another picture of the same size, or clip of the same length, so nothing can "
+                "be stored",
             )
     return noise
 
 
+def noise_of(counts: Counts) -> dict[Group, list[Any]]:
+    """Returns so many images and clips of noise, of several sizes and lengths."""
+    images, clips = _SIZES[: counts.get("image", 0)], _LENGTHS[: counts.get("audio", 0)]
+    return {
+        "image": [_noise(size, seed) for seed, size in enumerate(images)],
+        "audio": [noise(length, seed=seed) for seed, length in enumerate(clips)],
+    }
+
+
 def _names(writer: Writer, probes: Sequence[WrittenIds]) -> list[str]:
     """Returns the outputs that stand beside the tokens, the ids first."""
-    of_images = set(writer.image_outputs)
+    of_images = _of_items(writer, writer.groups)
     found: list[str] = [IDS]
     for probe in probes:
         for name in probe.fields:
@@ -211,16 +254,16 @@ def _padding(writer: Writer, names: Sequence[str]) -> tuple[Side, dict[str, floa
 
 
 def _own_batch(writer: Writer) -> dict[str, Any]:
-    talks, images = _pair()
+    talks, items = _pair(writer)
     try:
-        return writer.batch(talks, images)
+        return writer.batch(talks, items)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError) as err:
         raise _unusable(writer, f"makes no batch of two conversations: {err!r:.300}") from err
 
 
-def _pair() -> tuple[list[list[Message]], list[list[Any]]]:
-    talks = [conversation_of(images, words=words) for images, words in ((1, 1), (1, 9))]
-    return talks, [[_noise(_SIZES[0], 7)] for _ in talks]
+def _pair(writer: Writer) -> tuple[list[list[Message]], list[Items]]:
+    one = dict.fromkeys(writer.groups, 1)
+    return [conversation_of(one, words=words) for words in (1, 9)], [noise_of(one) for _ in range(2)]
 
 
 def _compare(writer: Writer, form: BatchForm) -> None:
@@ -230,8 +273,8 @@ def _compare(writer: Writer, form: BatchForm) -> None:
     from forebay.steps.batch import collate
 
     own = _own_batch(writer)
-    talks, images = _pair()
-    written = [writer.write_with(talk, shown) for talk, shown in zip(talks, images, strict=True)]
+    talks, items = _pair(writer)
+    written = [writer.write_with(talk, shown) for talk, shown in zip(talks, items, strict=True)]
     samples = [{field.name: [_per_token(one, field.name)] for field in form.stored} for one in written]
     ours = collate(
         form, samples, dtype=torch.float32, allocate=lambda _, shape, *, dtype: torch.empty(shape, dtype=dtype)
@@ -242,24 +285,39 @@ def _compare(writer: Writer, form: BatchForm) -> None:
 
 
 def _check_options(writer: Writer) -> None:
-    """Raises ConfigError where the whole processor's pixels are not those that its image processor makes alone."""
-    image = _noise(_SIZES[2], 3)
-    writer.write_with(conversation_of(1), [image])
-    whole, alone = _floats(writer.image_outputs), _floats(writer.image_processor([image]))
-    other = sorted(name for name in whole if not np.array_equal(whole[name], alone.get(name, ())))
-    if other:
-        raise _unusable(writer, f"makes other {', '.join(other)} of an image than its image processor alone")
+    """Raises ConfigError where the whole processor's values are not those that its parts make of an item alone."""
+    for group in writer.groups:
+        items = noise_of({group: 3})
+        item = items[group][2]
+        writer.write_with(
+            conversation_of({**dict.fromkeys(writer.groups, 1), group: 1}), {**_one(writer), group: [item]}
+        )
+        whole, alone = _floats(writer.outputs[group]), _floats(_ALONE[group](writer, item))
+        if other := sorted(name for name in whole if not np.array_equal(whole[name], alone.get(name, ()))):
+            part = "image processor" if group == "image" else "audio part"
+            raise _unusable(writer, f"makes other {', '.join(other)} of an {group} than its {part} alone")
+
+
+def _one(writer: Writer) -> dict[Group, list[Any]]:
+    return noise_of(dict.fromkeys(writer.groups, 1))
+
+
+_ALONE: Mapping[Group, Callable[[Writer, Any], Mapping[str, Any]]] = {
+    "audio": lambda writer, clip: writer.sound_alone(clip),
+    "image": lambda writer, image: writer.parts["image"]([image]),
+}
+"""What the part of a processor makes of an item by itself, as it is stored."""
 
 
 def _are_alone(writer: Writer) -> bool:
     """Whether the pixels of an image are the same beside another image of its conversation."""
-    first, second = _noise(_SIZES[0], 1), _noise(_SIZES[0], 2)
-    parts = []
-    for image in (first, second):
-        writer.write_with(conversation_of(1), [image])
-        parts.append(_floats(writer.image_outputs))
-    writer.write_with(conversation_of(2), [first, second])
-    both = _floats(writer.image_outputs)
+    one = dict.fromkeys(writer.groups, 1)
+    beside, pair, parts = noise_of(one), [_noise(_SIZES[0], 1), _noise(_SIZES[0], 2)], []
+    for image in pair:
+        writer.write_with(conversation_of(one), {**beside, "image": [image]})
+        parts.append(_floats(writer.outputs["image"]))
+    writer.write_with(conversation_of({**one, "image": 2}), {**beside, "image": pair})
+    both = _floats(writer.outputs["image"])
     # In any order: arrays of images may stand beside each other along any axis.
     none = np.zeros(0, np.float32)
     alone = {name: np.concatenate([part.get(name, none) for part in parts]) for name in both}

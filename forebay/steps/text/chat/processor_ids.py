@@ -1,17 +1,17 @@
-"""The ids of a conversation by a whole processor, and the arrays beside them, with blank images of given sizes.
+"""The ids of a conversation by a whole processor, and the arrays beside them, with blank images and clips.
 
-The image processor is asked once for images of the same sizes. What the tokenizer is given is heard, with the place of
-each token in it, so that turns are found in the very text that became the ids.
-
-Blank images for a processor that writes conversations, and an image processor that makes each size of them once.
+The image processor is asked once for images of the same sizes, the audio part for clips of lengths of equal tokens.
+What the tokenizer is given is heard, with the place of each token in it, so that turns are found in the very text that
+became the ids.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import ConfigError
-from forebay.steps.image.processor.whole import image_processor_of, whole_processor
-from forebay.steps.text.chat.conversation import Message, with_images
+from forebay.steps.audio.extractor.conversation_sound import SoundPart
+from forebay.steps.audio.extractor.extractor_call import OpenExtractor
+from forebay.steps.image.processor.whole import audio_part, image_processor_of, sound_extractor_of, whole_processor
+from forebay.steps.text.chat.conversation import Message, with_items
 from forebay.steps.text.row_encoder import Size
 from forebay.steps.text.vocabulary import Vocabulary, render_chat
-from forebay.store.layout import Array
+from forebay.store.layout import Array, Group
 
 _LARGE = 1024
 """Values of an array above which its shape alone is remembered."""
@@ -228,25 +230,74 @@ class WrittenIds:
         return len(self.offsets)
 
 
-class Writer:
-    """The whole processor of a folder, which writes conversations."""
+class BlankClips:
+    """The audio part of a processor, which is asked once for silence of a length: what a clip becomes in the text.
 
-    def __init__(self, vocabulary: Vocabulary, folder: Path) -> None:
-        """Builds the processor. Raises ConfigError where that cannot be, or nothing says how it shows an image."""
+    Tokens grow with the length of a clip: what is written of two lengths alike, is written of those between too.
+    """
+
+    def __init__(self, process: Callable[..., Any]) -> None:
+        self._process = process
+        self._lengths: list[int] = []
+        self._texts: list[str] = []
+        self.told: Sequence[int] | None = None
+        """Samples of the clips that are blank, in their order; None: they are real."""
+        self.last: Outputs = {}
+
+    def __call__(self, audio: Any, **options: Any) -> tuple[Outputs, list[str]]:
+        """Returns the outputs, none of blank clips, and the text in the place of each clip."""
+        if self.told is not None:
+            return {}, [self._text(length, options) for length in self.told]
+        self.last, texts = self._process(audio, **options)
+        return self.last, texts
+
+    def _text(self, length: int, options: Outputs) -> str:
+        at = bisect.bisect_left(self._lengths, length)
+        around = self._texts[max(at - 1, 0) : at + 1]
+        if (len(around) == 2 and around[0] == around[1]) or self._lengths[at : at + 1] == [length]:
+            return self._texts[at]
+        text = str(self._process([np.zeros(length, np.float32)], **options)[1][0])
+        self._lengths.insert(at, length)
+        self._texts.insert(at, text)
+        return text
+
+
+Told = Size | int
+"""What is known of an item: width and height of an image, the samples of a clip."""
+Items = Mapping[Group, Sequence[Any]]
+
+
+def by_group(told: Sequence[Told]) -> dict[Group, list[Any]]:
+    """Returns what is told of the items of a row, by group."""
+    return {
+        "audio": [each for each in told if isinstance(each, int)],
+        "image": [each for each in told if not isinstance(each, int)],
+    }
+
+
+class Writer:
+    """The whole processor of a folder, which writes conversations with items of some groups."""
+
+    def __init__(self, vocabulary: Vocabulary, folder: Path, groups: Sequence[Group] = ("image",)) -> None:
+        """Builds the processor. Raises ConfigError where that cannot be, or nothing says how it shows an item."""
         tokenizer = vocabulary.tokenizer
         if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
             tokenizer.pad_token = tokenizer.eos_token
-        self.image_processor = image_processor_of(folder)
-        processor = whole_processor(
-            folder, tokenizer=tokenizer, tokenizer_folder=vocabulary.folder, image_processor=self.image_processor
-        )
+        self.groups, self._folder = tuple(groups), folder
+        makers = {"audio": sound_extractor_of, "image": image_processor_of}
+        self.parts = {group: makers[group](folder) for group in groups}
+        processor = whole_processor(folder, tokenizer=tokenizer, tokenizer_folder=vocabulary.folder, parts=self.parts)
         self.name = type(processor).__name__
         self._options: dict[str, Any] = {}
         self._vocabulary, self.processor = vocabulary, processor
         vocabulary.renders(processor)
-        self._images = processor.image_processor = BlankImages(processor.image_processor)
+        self._images, self._clips = None, None
+        if "image" in groups:
+            self._images = processor.image_processor = BlankImages(processor.image_processor)
+        if "audio" in groups:
+            self._clips = processor._process_audio = BlankClips(processor._process_audio)
         self._heard = processor.tokenizer = _Hearing(tokenizer)
-        self.placeholder = self._placeholder(folder)
+        self.placeholders = {group: self._placeholder(folder, group) for group in groups}
 
     @property
     def control_tokens(self) -> set[str]:
@@ -259,13 +310,21 @@ class Writer:
         """Returns the conversation as the chat template writes it; ValueError where the template refuses it."""
         return render_chat(self.processor, messages, add_generation_prompt=add_generation_prompt)
 
-    def write(self, conversation: Sequence[Message], sizes: Sequence[Size]) -> WrittenIds:
-        """Returns the conversation with blank images of these sizes (width, height)."""
-        return self.write_with(conversation, [blank_image(size) for size in sizes])
+    def write(self, conversation: Sequence[Message], told: Sequence[Told]) -> WrittenIds:
+        """Returns the conversation with blank images and clips. told: of each group in their order."""
+        known = by_group(told)
+        blank = {"image": [*map(blank_image, known["image"])], "audio": [*map(_silence, known["audio"])]}
+        if self._clips is None:
+            return self.write_with(conversation, blank)
+        self._clips.told = known["audio"]
+        try:
+            return self.write_with(conversation, blank)
+        finally:
+            self._clips.told = None
 
-    def write_with(self, conversation: Sequence[Message], images: Sequence[Any]) -> WrittenIds:
-        """Returns the conversation with these images of PIL. Raises what the processor raises."""
-        out = self._call([with_images(conversation, images)])
+    def write_with(self, conversation: Sequence[Message], items: Items) -> WrittenIds:
+        """Returns the conversation with these images of PIL and clips. Raises what the processor raises."""
+        out = self._call([with_items(conversation, items)])
         ids = np.asarray(out["input_ids"][0])
         text, offsets = self._heard.last()
         if len(offsets) != len(ids):
@@ -273,19 +332,25 @@ class Writer:
         fields = {name: _first(value) for name, value in out.items()}
         return WrittenIds(text, offsets, fields | {"input_ids": ids})
 
-    def batch(self, conversations: Sequence[Sequence[Message]], images: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def batch(self, conversations: Sequence[Sequence[Message]], items: Sequence[Items]) -> dict[str, Any]:
         """Returns the processor's own batch of some conversations, padded as it does."""
-        made = [with_images(talk, shown_) for talk, shown_ in zip(conversations, images, strict=True)]
+        made = [with_items(talk, each) for talk, each in zip(conversations, items, strict=True)]
         return self._call(made, padding=True)
 
+    def sound_alone(self, clip: Array) -> dict[str, Any]:
+        """Returns what the audio part makes of a clip by itself, by the steps of a build."""
+        part = SoundPart.of(audio_part(self._folder, self.parts["audio"]), self.parts["audio"])
+        return OpenExtractor.of(part).alone(clip)
+
     def use_tensors(self) -> None:
-        """Makes the image processor give tensors from now on, without which some processors cannot go on."""
-        self._options = {"images_kwargs": {"return_tensors": "pt"}}
+        """Makes the processors of items give tensors from now on, without which some processors cannot go on."""
+        self._options = {"images_kwargs": {"return_tensors": "pt"}, "audio_kwargs": {"return_tensors": "pt"}}
 
     @property
-    def image_outputs(self) -> dict[str, Any]:
-        """The last outputs of the image processor."""
-        return self._images.last
+    def outputs(self) -> dict[Group, dict[str, Any]]:
+        """The last outputs of the processor's part of each group."""
+        held = {"image": self._images, "audio": self._clips}
+        return {group: part.last for group, part in held.items() if part is not None}
 
     def _call(self, conversations: list[list[Message]], **options: Any) -> dict[str, Any]:
         self._heard.forget()
@@ -294,15 +359,23 @@ class Writer:
         )
         return dict(out)
 
-    def _placeholder(self, folder: Path) -> str:
-        found = getattr(self.processor, "image_token", None)
+    def _placeholder(self, folder: Path, group: Group) -> str:
+        found = getattr(self.processor, f"{group}_token", None)
         if not isinstance(found, str) or not found:
             raise ConfigError(
-                f"vision.processor: {self.name} of {folder} has no image_token, so nothing says how its chat template "
-                "shows an image; use a model whose processor has one",
+                f"vision.processor: {self.name} of {folder} has no {group}_token, so nothing says how its chat "
+                f"template shows {_ARTICLES[group]}; use a model whose processor has one",
                 code="FB126",
             )
         return found
+
+
+_ARTICLES: Mapping[Group, str] = {"audio": "a clip", "image": "an image"}
+
+
+def _silence(samples: int) -> Array:
+    """Returns a clip of zeros that takes no memory."""
+    return np.broadcast_to(np.float32(0), (samples,))
 
 
 class _Hearing:

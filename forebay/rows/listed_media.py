@@ -1,15 +1,15 @@
-"""The second stage of a listing of images: what they are, by content and header, each place looked at once.
+"""The second stage of a listing of listed items: what they are, by content and header, each place looked at once.
 
-Rows of one file that share images are brought together.
+Rows of one file that share an item, an image or a clip, are brought together.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +18,19 @@ import xxhash
 
 from forebay.config.data import SourceConfig
 from forebay.errors import BuildError, SampleError
-from forebay.rows.audio_facts import NamedMembers
-from forebay.rows.manifest import IMAGE_SCHEMA, LISTS, UNLOCATED, WHOLE_FILE, Manifest, schema_of, storable, table_of
+from forebay.rows.audio_facts import NamedMembers, told_info
+from forebay.rows.manifest import (
+    ITEM_FACTS,
+    ITEM_SCHEMAS,
+    LISTS,
+    SHARED,
+    UNLOCATED,
+    WHOLE_FILE,
+    Manifest,
+    schema_of,
+    storable,
+    table_of,
+)
 from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import Failures, RowReader
@@ -31,8 +42,8 @@ from forebay.store.remote.raw.raw_sources import look_up, shown
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map, WorkerDied, mark
 
-IMAGES_PER_TASK = 512
-_FACTS = schema_of("offset:int64 size:int64 hash:string width:int32 height:int32 reason:string? message:large_string?")
+ITEMS_PER_TASK = 512
+_NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
 _PLACE = ("file", "member", "offset", "size")
 
 
@@ -95,9 +106,10 @@ def _components(count: int, left: Array, right: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTask:
-    """Images of some files. places: `file` (into `files`), `member`, `offset`, `size`, as `MediaReader` takes them."""
+class LookTask:
+    """Items of some files. places: `file` (into `files`), `member`, `offset`, `size`, as `MediaReader` takes them."""
 
+    group: Group
     files: Sequence[SourceFile]
     places: pa.Table
     column: str
@@ -106,23 +118,23 @@ class ImageTask:
     max_pixels: int
 
     def name(self, position: int) -> str:
-        """Returns what to call one of the images."""
+        """Returns what to call one of the items."""
         file, member, offset, size = (self.places[column][position].as_py() for column in _PLACE)
-        return image_name(self.files[file], member, offset=offset, size=size)
+        return item_name(self.files[file], member, offset=offset, size=size)
 
 
-def image_name(file: SourceFile, member: str, *, offset: int, size: int) -> str:
-    """Returns what to call an image: the file, and the member or the row inside it."""
+def item_name(file: SourceFile, member: str, *, offset: int, size: int) -> str:
+    """Returns what to call an item: the file, and the member or the row inside it."""
     name = shown_name(file)
     if member:
         return f"{name}:{member}"
     return f"{name}, row {place_row(offset) + 1}" if file.listed and size == WHOLE_FILE else name
 
 
-def look_at(task: ImageTask) -> pa.Table:
-    """Returns hash, width and height of a task's images, or reason and message of those that cannot be used.
+def look_at(task: LookTask) -> pa.Table:
+    """Returns hash and ITEM_FACTS of a task's items, or reason and message of those that cannot be used.
 
-    One image is held at a time, within `max_bytes`. Raises OSError where the machine fails, TarError where a tar is not
+    One item is held at a time, within `max_bytes`. Raises OSError where the machine fails, TarError where a tar is not
     as its index says, ManifestError where a data file is damaged.
     """
     facts: list[tuple[Any, ...]] = []
@@ -138,18 +150,36 @@ def look_at(task: ImageTask) -> pa.Table:
                     source = task.files[file]
                     offset, size = tars.located(str(source.path), member, name=shown_name(source))
                 data = _read(read, task, file, offset, size)
-                width, height = image_size(data, max_pixels=task.max_pixels, sample_id=name)
-                facts.append((offset, size, xxhash.xxh3_128_hexdigest(data), width, height, None, None))
+                told = _LOOKS[task.group](data, task, name)
+                facts.append((offset, size, xxhash.xxh3_128_hexdigest(data), *told, None, None))
             except SampleError as err:
-                facts.append((offset, size, "", 0, 0, err.reason, storable(f"image {name}: {err}")))
-    return table_of(facts, _FACTS)
+                message = storable(f"{_NOUNS[task.group]} {name}: {err}")
+                facts.append((offset, size, "", 0, 0, err.reason, message))
+    return table_of(facts, _facts_of(task.group))
 
 
-def _paths(task: ImageTask) -> list[Path]:
+def _size_of(data: bytes, task: LookTask, name: str) -> tuple[int, int]:
+    return image_size(data, max_pixels=task.max_pixels, sample_id=name)
+
+
+def _sound_of(data: bytes, task: LookTask, name: str) -> tuple[int, int]:  # noqa: ARG001
+    info = told_info(lambda start, count: data[start : start + count], len(data))
+    return info.num_samples, info.sample_rate_hz
+
+
+_LOOKS: Mapping[Group, Callable[[bytes, LookTask, str], tuple[int, int]]] = {"audio": _sound_of, "image": _size_of}
+"""The two numbers of ITEM_FACTS that the header of an item says."""
+
+
+def _facts_of(group: Group) -> pa.Schema:
+    return schema_of(f"offset:int64 size:int64 hash:string {ITEM_FACTS[group]} reason:string? message:large_string?")
+
+
+def _paths(task: LookTask) -> list[Path]:
     return [file.path for file in task.files]
 
 
-def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int) -> bytes:
+def _read(read: MediaReader, task: LookTask, file: int, offset: int, size: int) -> bytes:
     path = shown(str(task.files[file].path))
     try:
         return read(file, offset, size)
@@ -164,8 +194,8 @@ def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int)
 
 
 @dataclass(slots=True)
-class ListedImages:
-    """Images by reference: entry i of the parts' image tables, put together, is reference i.
+class ListedMedia:
+    """Items of a group by reference: entry i of the parts' tables of items, put together, is reference i.
 
     files: grows by what is looked at. file: int32 by reference, -1 before. fact: int64 by reference, into `facts()`.
     """
@@ -175,13 +205,16 @@ class ListedImages:
     map_: Map
     reader: RowReader
     cache_root: str
-    group: ClassVar[Group] = "image"
+    group: Group
     file: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     fact: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     _group: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     _places: list[pa.Table] = field(default_factory=list)
-    _facts: list[pa.Table] = field(default_factory=lambda: [_FACTS.empty_table()])
+    _facts: list[pa.Table] = field(init=False)
     _fact_of_file: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __post_init__(self) -> None:
+        self._facts = [_facts_of(self.group).empty_table()]
 
     def extend(self, parts: Sequence[tuple[int, pa.Table]]) -> None:
         """Adds the references of more parts; nothing is looked at. parts: source file, and PART_ITEMS."""
@@ -221,28 +254,18 @@ class ListedImages:
         self._fact_of_file[self.file[once]] = self.fact[once]
         self.fact[own] = self._fact_of_file[self.file[own]]
 
-    def failed(self, rows: pa.Table, max_samples: int | None) -> Array:
-        """Returns the first image of each row that cannot be used, as a reference, else -1.
-
-        Rows behind the one that fills `max_samples` are not looked at.
-        """
-        count = len(rows) if max_samples is None else max_samples
-        while True:
-            offsets, references = flattened(rows[LISTS[self.group]].slice(0, count))
-            try:
-                self.look(first_uses(references)[0])
-            except WorkerDied as err:
-                raise BuildError(self._death(err, rows), code="FB302") from err
-            is_bad = self.facts()["reason"].is_valid().to_numpy()[self.fact[references]]
-            owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[is_bad]
-            failed = np.full(len(offsets) - 1, -1, np.int64)
-            failed[owner[::-1]] = references[is_bad][::-1]
-            good = np.flatnonzero(failed < 0)
-            if max_samples is not None and len(good) >= max_samples:
-                return failed[: good[max_samples - 1] + 1]
-            if count >= len(rows):
-                return failed
-            count *= 2
+    def failed(self, rows: pa.Table) -> Array:
+        """Returns the first item of each row that cannot be used, as a reference, else -1."""
+        offsets, references = flattened(rows[LISTS[self.group]])
+        try:
+            self.look(first_uses(references)[0])
+        except WorkerDied as err:
+            raise BuildError(self._death(err, rows), code="FB302") from err
+        is_bad = self.facts()["reason"].is_valid().to_numpy()[self.fact[references]]
+        owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[is_bad]
+        failed = np.full(len(offsets) - 1, -1, np.int64)
+        failed[owner[::-1]] = references[is_bad][::-1]
+        return failed
 
     def _death(self, err: WorkerDied, rows: pa.Table) -> str:
         offsets, references = flattened(rows[LISTS[self.group]])
@@ -250,8 +273,8 @@ class ListedImages:
         owners = pa.array(np.unique(np.searchsorted(offsets, used, side="right") - 1))
         excluded = ", ".join(f'"{sample}"' for sample in rows["sample_id"].take(owners).to_pylist())
         return (
-            f"{err} at the header of image {err.task.name(err.position)!r}. If that is to blame, leave out what it is "
-            f"of: [source] exclude = [{excluded}]; then run: forebay preprocess CONFIG"
+            f"{err} at the header of {_NOUNS[self.group]} {err.task.name(err.position)!r}. If that is to blame, leave "
+            f"out what it is of: [source] exclude = [{excluded}]; then run: forebay preprocess CONFIG"
         )
 
     def _looked_at(self, references: Array) -> Array:
@@ -267,11 +290,11 @@ class ListedImages:
         return pa.concat_tables(self._places)
 
     def facts(self) -> pa.Table:
-        """Returns hash, width, height, reason and message of everything that was looked at."""
+        """Returns hash, ITEM_FACTS, reason and message of everything that was looked at."""
         return pa.concat_tables(self._facts)
 
-    def references_to(self, task: ImageTask, position: int) -> Array:
-        """Returns every reference to one of the images of a task that was given to the tasks' map."""
+    def references_to(self, task: LookTask, position: int) -> Array:
+        """Returns every reference to one of the items of a task that was given to the tasks' map."""
         file, member, offset = (task.places[name][position].as_py() for name in _PLACE[:3])
         path = str(task.files[file].path)
         numbers = [number for number, known in enumerate(self.files.files.paths) if known == path]
@@ -280,41 +303,43 @@ class ListedImages:
         return np.flatnonzero(is_it & np.isin(self.file, numbers))
 
     def contents(self, references: Array) -> Array:
-        """Returns int64 by reference, equal for images of equal bytes."""
+        """Returns int64 by reference, equal for items of equal bytes."""
         codes = self.facts()["hash"].combine_chunks().dictionary_encode().indices.to_numpy()
         return np.asarray(codes[self.fact[references]], np.int64)
 
     def absent(self) -> Array:
-        """Returns the numbers of the files that are missing, or that hold a missing image."""
+        """Returns the numbers of the files that are missing, or that hold a missing item."""
         known = np.flatnonzero(self.fact >= 0)
         is_missing = pc.fill_null(pc.equal(self.facts()["reason"], "missing_file"), fill_value=False).to_numpy()
         return np.unique(self.file[known[is_missing[self.fact[known]]]])
 
     def table(self, references: Array) -> pa.Table:
-        """Returns IMAGE_SCHEMA of some references that were looked at."""
+        """Returns ITEM_SCHEMAS of some references that were looked at."""
         places = self.places().take(pa.array(references))
         facts = self.facts().take(pa.array(self.fact[references]))
         columns = {"file": pa.array(self.file[references]), "member": places["member"]}
-        columns |= {name: facts[name] for name in ("offset", "size", "hash", "width", "height")}
-        return pa.table([columns[f.name] for f in IMAGE_SCHEMA], schema=IMAGE_SCHEMA)
+        schema = ITEM_SCHEMAS[self.group]
+        columns |= {name: facts[name] for name in schema.names if name not in columns}
+        return pa.table([columns[f.name] for f in schema], schema=schema)
 
-    def _tasks(self, todo: Array) -> Iterator[ImageTask]:
-        """Tasks of about 512 images; places of one run are in one task."""
+    def _tasks(self, todo: Array) -> Iterator[LookTask]:
+        """Tasks of about 512 items; places of one run are in one task."""
         places = self.places().take(pa.array(todo))
         runs = np.stack([self.file[todo], places["run"].to_numpy()])
         borders = np.append(np.flatnonzero(np.any(np.diff(runs, axis=1) != 0, axis=0)) + 1, len(todo))
         start = 0
         while start < len(todo):
-            stop = int(borders[np.searchsorted(borders, min(start + IMAGES_PER_TASK, len(todo)))])
+            stop = int(borders[np.searchsorted(borders, min(start + ITEMS_PER_TASK, len(todo)))])
             used, inverse = np.unique(self.file[todo[start:stop]], return_inverse=True)
             files = self.files.files.take(used)
             table = places.slice(start, stop - start).take(pa.array(np.arange(stop - start)))
             table = table.select(_PLACE[1:]).add_column(0, "file", pa.array(inverse.astype(np.int32)))
-            yield ImageTask(
-                # Only data files hold images by row: a manifest that is named as an image is a file like others.
+            yield LookTask(
+                group=self.group,
+                # Only data files hold items by row: a manifest that is named as an item is a file like others.
                 files=replace(files, is_listed=files.is_listed & self.reader.holds_media),
                 places=table,
-                column=self.source.columns.image,
+                column=getattr(self.source.columns, self.group),
                 cache_root=self.cache_root,
                 max_bytes=self.source.max_sample_bytes,
                 max_pixels=self.source.max_pixels,
@@ -322,46 +347,90 @@ class ListedImages:
             start = stop
 
 
-def with_images(manifest: Manifest, failed: Array, images: ListedImages) -> Manifest:
-    """Returns the listing of the rows that were looked at, with their images. failed: of `ListedImages.failed`."""
-    column = LISTS[images.group]
-    rows, rejected = manifest.rows.slice(0, len(failed)), manifest.rejected
-    if np.count_nonzero(failed < 0) == images.source.max_samples:  # `max_samples` left out what follows
+def failed_items(rows: pa.Table, media: Sequence[ListedMedia], max_samples: int | None) -> dict[Group, Array]:
+    """Returns by group what `ListedMedia.failed` says. Rows behind the one that fills `max_samples` are looked at not.
+
+    A row that has failed by one group is looked at for the others too: a run of it more costs as much.
+    """
+    count = len(rows) if max_samples is None else max_samples
+    while True:
+        part = rows.slice(0, count)
+        found = {each.group: each.failed(part) for each in media}
+        good = np.flatnonzero(np.all([failed < 0 for failed in found.values()], axis=0))
+        if max_samples is not None and len(good) >= max_samples:
+            return {group: failed[: good[max_samples - 1] + 1] for group, failed in found.items()}
+        if count >= len(rows):
+            return found
+        count *= 2
+
+
+def num_good(failed: Mapping[Group, Array]) -> int:
+    """Returns how many rows have no item that cannot be used."""
+    return int(np.count_nonzero(np.all([found < 0 for found in failed.values()], axis=0)))
+
+
+def with_items(manifest: Manifest, failed: Mapping[Group, Array], media: Sequence[ListedMedia]) -> Manifest:
+    """Returns the listing of the rows that were looked at, with their items. failed: of `failed_items`."""
+    first, num_listed = media[0], len(manifest.files)
+    num_files = num_listed
+    rows, rejected = manifest.rows.slice(0, len(failed[first.group])), manifest.rejected
+    if num_good(failed) == first.source.max_samples:  # `max_samples` left out what follows
         rejected = rejected.filter(pc.less(rejected["row"], rows["row"][-1]))
-    failures, gone = Failures(), rows.filter(pa.array(failed >= 0))
-    facts = images.facts().take(pa.array(images.fact[failed[failed >= 0]]))
-    columns = (gone["row"], gone["sample_id"], facts["reason"], facts["message"])
-    for values in zip(*(column.to_pylist() for column in columns), strict=True):
-        failures.add(*values)
+    failures, absent, is_good = Failures(), {*manifest.absent}, np.ones(len(rows), bool)
+    for each in media:
+        found = failed[each.group]
+        bad = np.flatnonzero(is_good & (found >= 0))
+        is_good[bad] = False
+        facts, gone = each.facts().take(pa.array(each.fact[found[bad]])), rows.take(pa.array(bad))
+        columns = (gone["row"], gone["sample_id"], facts["reason"], facts["message"])
+        for values in zip(*(column.to_pylist() for column in columns), strict=True):
+            failures.add(*values)
+        used = np.unique(each.file[flattened(rows[LISTS[each.group]])[1]])
+        absent |= {*used[(used >= num_listed) & np.isin(used, each.absent())].tolist()}
+        num_files = max(num_files, int(used.max(initial=0)) + 1)
     rejected = pa.concat_tables([rejected, failures.table()])
-    num_listed = len(manifest.files)
-    used = np.unique(images.file[flattened(rows[column])[1]])
-    absent = {*manifest.absent, *used[(used >= num_listed) & np.isin(used, images.absent())].tolist()}
-    rows, table = _brought_together(rows.filter(pa.array(failed < 0)) if np.any(failed >= 0) else rows, images)
+    rows, tables = _brought_together(rows if is_good.all() else rows.filter(pa.array(is_good)), media)
     return dataclasses.replace(
         manifest,
-        files=images.files.files[: max(num_listed, int(used.max(initial=0)) + 1)],
+        files=first.files.files[:num_files],
         rows=rows,
         rejected=rejected.take(pa.array(np.argsort(rejected["row"].to_numpy(), kind="stable"))),
         absent=tuple(sorted(absent)),
-        images=table,
+        items=tables,
     )
 
 
-def _brought_together(rows: pa.Table, images: ListedImages) -> tuple[pa.Table, pa.Table]:
-    """The rows, and IMAGE_SCHEMA, where all images can be used."""
-    column = LISTS[images.group]
-    offsets, references = flattened(rows[column])
-    groups = share_groups(rows["group"].to_numpy(), offsets, images.contents(references))
+def _brought_together(rows: pa.Table, media: Sequence[ListedMedia]) -> tuple[pa.Table, dict[Group, pa.Table]]:
+    """The rows, and ITEM_SCHEMAS, where all items can be used."""
+    groups = share_groups(rows["group"].to_numpy(), *_contents(rows, media))
     order = np.argsort(groups, kind="stable")
     if np.any(order[1:] < order[:-1]):  # a copy of all texts
         rows = rows.take(pa.array(order))
-    offsets, references = flattened(rows[column])
-    different, numbers = first_uses(images.contents(references))
-    first = np.empty(len(different), np.int64)
-    first[numbers[::-1]] = references[::-1]
-    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers, pa.int32()))
-    rows = rows.set_column(rows.schema.get_field_index(column), pa.field(column, lists.type, nullable=False), lists)
-    shared = pa.field("image_group", pa.int64(), nullable=False)
-    place = rows.schema.get_field_index(column) + 1
-    return rows.add_column(place, shared, pa.array(first_uses(groups[order])[1])), images.table(first)
+    tables = {}
+    for each in media:
+        column = LISTS[each.group]
+        offsets, references = flattened(rows[column])
+        different, numbers = first_uses(each.contents(references))
+        first = np.empty(len(different), np.int64)
+        first[numbers[::-1]] = references[::-1]
+        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers, pa.int32()))
+        rows = rows.set_column(rows.schema.get_field_index(column), pa.field(column, lists.type, nullable=False), lists)
+        tables[each.group] = each.table(first)
+    shared = pa.field(SHARED, pa.int64(), nullable=False)
+    place = rows.schema.get_field_index(LISTS[media[-1].group]) + 1
+    return rows.add_column(place, shared, pa.array(first_uses(groups[order])[1])), tables
+
+
+def _contents(rows: pa.Table, media: Sequence[ListedMedia]) -> tuple[Array, Array]:
+    """Returns offsets and contents of the items of all groups of each row, equal where the bytes are."""
+    owners, contents, base = [], [], 0
+    for each in media:
+        offsets, references = flattened(rows[LISTS[each.group]])
+        found = each.contents(references)
+        owners.append(np.repeat(np.arange(len(rows)), np.diff(offsets)))
+        contents.append(found + base)
+        base += int(found.max(initial=-1)) + 1
+    owner = np.concatenate(owners)
+    order = np.argsort(owner, kind="stable")
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=len(rows)))))
+    return offsets, np.concatenate(contents)[order]
