@@ -29,9 +29,8 @@ class SourceKind:
     where nothing else says it. has_splits: a folder may hold several splits, of which `source.split` is read. keeps:
     the kinds of data whose samples may have `keep_columns`. is_deep: the files lie below the folder at any depth, and
     are samples themselves. needs_text: a sample without text is left out as `no_text`. has_segments: its rows are
-    stretches of recordings, whatever `[source.columns]` says. names_segments: of `[source.columns]` it reads start, end
-    and channel alone. images: those of a folder whose
-    rows are images, where these are others than `files`.
+    stretches of recordings, whatever `[source.columns]` says. names: what it reads of `[source.columns]`, where it has
+    no columns. images: those of a folder whose rows are images, where these are others than `files`.
     """
 
     reader: str
@@ -45,7 +44,7 @@ class SourceKind:
     is_deep: bool = False
     needs_text: bool = False
     has_segments: bool = False
-    names_segments: bool = False
+    names: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
 
     def files_of(self, meaning: str) -> tuple[str, ...]:
@@ -110,6 +109,8 @@ UNREAD = (".m4a", ".webm", ".aac", ".wma", ".amr")
 """Recordings that it lists and cannot read, if no other of their name is there: they fail, and do not vanish."""
 TEXTS_BESIDE = (".txt", ".lab")
 """The files that may hold their transcripts; `.normalized.txt` and `.trans.txt` are such too."""
+SUBTITLES = (".srt", ".vtt", ".textgrid")
+"""The files that `kind = "subtitles"` reads beside recordings, in any case of letters."""
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """The files that `kind = "folder"` looks for under `[vision]`, in any case of letters."""
 TEXT_OF_IMAGE = (".txt",)
@@ -117,7 +118,7 @@ TEXT_OF_IMAGE = (".txt",)
 
 SOURCE_KINDS = {
     "tar": SourceKind(
-        reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH, names_segments=True
+        reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH, names=SEGMENTS
     ),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
     "webdataset": SourceKind(reader=f"{_READERS}.tar_records:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
@@ -126,7 +127,7 @@ SOURCE_KINDS = {
         holds=BOTH,
         files=("*.jsonl",),
         keeps=BOTH,
-        names_segments=True,
+        names=SEGMENTS,
     ),
     "hf": SourceKind(
         reader=f"{_READERS}.table_files:HF_READER",
@@ -155,6 +156,15 @@ SOURCE_KINDS = {
         needs_text=True,
     ),
     "python": SourceKind(reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH),
+    "subtitles": SourceKind(
+        reader=f"{_READERS}.subtitles:READER",
+        files=tuple(f"*{ending}" for ending in (*RECORDINGS, *UNREAD, *SUBTITLES)),
+        names=("text",),
+        keeps=("speech",),
+        is_deep=True,
+        needs_text=True,
+        has_segments=True,
+    ),
     "kaldi": SourceKind(
         reader=f"{_READERS}.speech_sets:KALDI_READER",
         files=("wav.scp", "segments", "text", "utt2spk", "utt2lang", "reco2file_and_channel"),
@@ -266,13 +276,13 @@ class SourceConfig:
     """`table`: CSV, TSV, parquet, JSON lines or array, or arrow of a row a recording. `folder`: recordings below a
     folder, texts beside them or in `texts`. `tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language
     and seconds. `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines, or a JSON array, of `audio`, `text`,
-    `language`?, `prompt`?. `hf`:
-    a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
-    texts without audio, `.txt` files of a text a line, JSON lines of `text`, `id`?, `language`?, `prompt`?, either as
-    `.gz` or `.zst` too, or a column of parquet. `kaldi`: a data folder. `nemo`: lines of `audio_filepath`, `offset`?,
-    `duration`, `text`, `lang`?. `lhotse`: cuts, or recordings and supervisions. `python`: an iterator of your own, see
-    `manifest`. A config with `[vision]` takes `table`, `jsonl`, `hf`,
-    `webdataset`, `folder`, `python`, or `tar` with a member or a list of them in `tar_member_name`."""
+    `language`?, `prompt`?. `hf`: a `save_to_disk` folder or parquet (extra `hf`), of sound or of features.
+    `ljspeech`: an LJSpeech folder. `text`: texts without audio, `.txt` files of a text a line, JSON lines of `text`,
+    `id`?, `language`?, `prompt`?, either as `.gz` or `.zst` too, or a column of parquet. `subtitles`: recordings below
+    a folder, beside them `.srt`, `.vtt` or `.TextGrid`, whose cues are the rows (extra `segments`). `kaldi`: a data
+    folder. `nemo`: lines of `audio_filepath`, `offset`?, `duration`, `text`, `lang`?. `lhotse`: cuts, or recordings and
+    supervisions. `python`: an iterator of your own, see `manifest`. A config with `[vision]` takes `table`, `jsonl`,
+    `hf`, `webdataset`, `folder`, `python`, or `tar` with a member or a list of them in `tar_member_name`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
     """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is. Of
     `kind = "python"`: `"inputs.py:Clips"`, a class or function beside the config whose iteration yields dicts of `id`,

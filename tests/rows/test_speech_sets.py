@@ -18,6 +18,7 @@ from forebay.cli import main
 from forebay.errors import ManifestError
 from forebay.rows.readers import speech_sets
 from forebay.store.cache import Cache, open_cache
+from forebay.train.select import select
 from tests.preprocess.corpus import json_lines
 from tests.preprocess.here_pool import build_here
 
@@ -118,7 +119,17 @@ def built(folder: Path, kind: str, manifest: str, more: str = "") -> Cache:
         '[audio]\nfeatures = "waveform"\nsample_rate_hz = 8000\n[plan]\nbatch_size = 2\n'
         '[run]\ncache_root = "caches"\nmax_failed_share = 0.99\n'
     )
-    return open_cache(build_here(load_config(folder / "c.toml")).cache)
+    cache = open_cache(build_here(load_config(folder / "c.toml")).cache)
+    require_same_uncached(cache, folder / "c.toml")
+    return cache
+
+
+def require_same_uncached(cache: Cache, config: Path) -> None:
+    """Fails where the steps give other samples on the fly."""
+    online = select(load_config(config, overrides=['loader.cache="off"']))
+    assert online.ids_digest() == cache.ids_digest()
+    for index in range(len(cache)):
+        assert np.array_equal(online.read(index)["waveform"], cache.read(index)["waveform"])
 
 
 def rows_of(cache: Cache) -> dict[str, dict[str, Any]]:
