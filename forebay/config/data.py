@@ -155,7 +155,9 @@ SOURCE_KINDS = {
         is_deep=True,
         needs_text=True,
     ),
-    "python": SourceKind(reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH),
+    "python": SourceKind(
+        reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH, names=SEGMENTS
+    ),
     "subtitles": SourceKind(
         reader=f"{_READERS}.subtitles:READER",
         files=tuple(f"*{ending}" for ending in (*RECORDINGS, *UNREAD, *SUBTITLES)),

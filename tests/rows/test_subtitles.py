@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from praatio.utilities import textgrid_io
 
 from forebay import load_config
+from forebay.cli import main
 from forebay.config import SourceConfig
 from forebay.rows.readers.subtitles import _cues_of
 from forebay.store.cache import Cache, open_cache
@@ -208,3 +209,13 @@ def test_tiers_are_named_by_a_pattern(folder: Path) -> None:
     rows = [row for row in rows_of(built(folder, tier="* - words")).values() if row["text"]]
     assert [(row["text"], row["speaker"]) for row in rows] == [("a", "anna - words"), ("b", "ben - words")]
     assert math.isclose(rows[1]["start_s"], 1.0)
+
+
+def test_init_recognises_a_folder_with_subtitles(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.en", "b", "deep/c"):
+        (folder / f"data/{name}.srt").write_text(srt([(500, 2500, "one"), (3000, 4000, "two")]))
+    (folder / "data/b.txt").write_text("whole")
+    assert main(["init", str(folder / "data"), "--out", str(folder / "made.toml"), "--yes"]) == 0
+    assert "7 segments" in capsys.readouterr().out
+    cache = open_cache(build_here(load_config(folder / "made.toml")).cache)
+    assert sorted(cache.table(["text"])["text"].to_pylist()) == ["", "one", "one", "one", "two", "two", "two"]

@@ -24,7 +24,7 @@ from forebay.errors import ManifestError
 from forebay.rows.audio_facts import locate_files
 from forebay.rows.manifest import Manifest
 from forebay.rows.named_files import NamedFiles, manifest_files
-from forebay.rows.reader import RecordingLister, RowReader
+from forebay.rows.reader import RecordingLister, RowReader, reader_of
 from forebay.rows.readers.csv_tables import TextTable
 from forebay.rows.readers.json_lines import BAD_ROW, JsonError, parse_nested
 from forebay.rows.readers.table_files import TableRows, listed_tables
@@ -318,9 +318,11 @@ def _string(value: Any) -> str | None:
 
 
 def segments_of(source: SourceConfig) -> Manifest:
-    """Returns the rows of a set with the seconds of each, as far as its files say them."""
-    lists = {"kaldi": list_kaldi, "nemo": list_nemo, "lhotse": list_lhotse}
-    return segmented(lists[source.kind](source))
+    """Returns the rows of a kind that has segments, with the seconds of each, as far as its files say them."""
+    lister = reader_of(source).recordings
+    assert lister is not None
+    assert lister.list is not None
+    return segmented(lister.list(source))
 
 
 KALDI_READER = RowReader(recordings=RecordingLister(list=list_kaldi, locate=locate_files))
