@@ -211,6 +211,8 @@ OWN_COLUMNS = frozenset(
     )
 )
 """Names of columns and fields that caches have anyway; no kept column has one of them."""
+SEGMENT_FIELDS = ("recording", "start_s", "end_s", "channel")
+"""Those of caches of segments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -358,7 +360,7 @@ class SourceConfig:
         if self.rows is not None:
             row_slice(self.rows)
         for name in self.keep_columns:
-            if problem := _not_to_be_kept(name, self.keep_columns):
+            if problem := _not_to_be_kept(name, self.keep_columns, SEGMENT_FIELDS if self.has_segments else ()):
                 raise ValueError(f"keep_columns: {name!r:.60} {problem}")
 
     def _check_durations(self) -> None:
@@ -378,7 +380,8 @@ class SourceConfig:
     @property
     def has_segments(self) -> bool:
         """Whether rows are stretches of recordings."""
-        return self.columns.has_segments or SOURCE_KINDS[self.kind].has_segments
+        kind = SOURCE_KINDS.get(self.kind)
+        return self.columns.has_segments or (kind is not None and kind.has_segments)
 
     @property
     def manifests(self) -> tuple[str, ...]:
@@ -396,11 +399,11 @@ class SourceConfig:
         return self.manifests if self.media_dir is None else (*self.manifests, self.media_dir)
 
 
-def _not_to_be_kept(name: str, names: tuple[str, ...]) -> str | None:
+def _not_to_be_kept(name: str, names: tuple[str, ...], own: tuple[str, ...]) -> str | None:
     if not (name.isidentifier() and name.isascii()):
         return "is no name of letters, digits and underscores, which conditions can name; rename the column"
-    if name in OWN_COLUMNS:
-        return "is the name of a column that every cache has; rename the column of the source"
+    if name in OWN_COLUMNS or name in own:
+        return "is the name of a column that caches have anyway; rename the column of the source"
     return "is named twice; name it once" if Counter(names)[name] > 1 else None
 
 

@@ -113,6 +113,9 @@ def speech_set_of(paths: Sequence[Path], problems: list[str]) -> Candidate | Non
         problems.append(str(err))
         return None
     rows = listed.rows
+    if not len(rows):
+        problems.append(listed.rejected["message"][0].as_py())
+        return None
     count = counted(len(rows), "segments")
 
     def look(found: Candidate, chooser: Chooser) -> None:  # noqa: ARG001
