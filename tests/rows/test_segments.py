@@ -419,10 +419,10 @@ def test_overlaps_are_those_of_plain_loops(rows: list[tuple[int, int | None, int
 def test_lint_export_sound_and_evaluation_sets_know_segments(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows: list[Row] = [("b.flac", 1.0, 2.0, 0, "1"), ("b.flac", 1.5, 3.0, 0, "2"), ("b.flac", 1.5, 3.0, 1, "3")]
-    config, name = config_of(folder, rows, 'filter.where="start_s > 1"', name="shown"), "b_0001500_0003000_ch0"
+    rows: list[Row] = [("a.wav", 1.0, 2.0, 0, "1"), ("a.wav", 1.5, 3.0, 0, "2"), ("a.wav", 2.5, 4.0, None, "3")]
+    config, name = config_of(folder, rows, 'filter.where="start_s > 1"', name="shown"), "a_0001500_0003000_ch0"
     path = str(folder / "shown.toml")
-    part, rate_hz = cut((folder / "b.flac").read_bytes(), Bounds(1.5, 3.0, 0))
+    part, _ = cut((folder / "a.wav").read_bytes(), Bounds(1.5, 3.0, 0))
     for _ in range(2):  # raw data, then the cache
         report = lint([Target(config=load_config(path))], (), LintOptions(progress=False))
         findings = [(each.severity, each.sample_id) for each in report.findings if each.check == "overlap"]
@@ -430,12 +430,12 @@ def test_lint_export_sound_and_evaluation_sets_know_segments(
         assert name not in report.dropped()
         built(config)
     assert len(make_loader(config).source) == 2
-    rate = ("--set", f"audio.sample_rate_hz={rate_hz}", "--set", "audio.dtype=int16")
-    assert main(["preprocess", path, *rate, "--no-progress"]) == 0
-    assert main(["inspect", path, *rate, "--sample", name, "--wav", str(tmp_path / "o.wav")]) == 0
+    kind = ("--set", "audio.dtype=int16")
+    assert main(["preprocess", path, *kind, "--no-progress"]) == 0
+    assert main(["inspect", path, *kind, "--sample", name, "--wav", str(tmp_path / "o.wav")]) == 0
     assert np.array_equal(decoded((tmp_path / "o.wav").read_bytes())[0], part)
-    assert main(["export", path, *rate, "--form", "webdataset", "--out", str(tmp_path / "tars")]) == 0
-    assert main(["evalset", path, *rate, "--out", str(tmp_path / "sets"), "--no-progress"]) == 0
+    assert main(["export", path, *kind, "--form", "webdataset", "--out", str(tmp_path / "tars")]) == 0
+    assert main(["evalset", path, *kind, "--out", str(tmp_path / "sets"), "--no-progress"]) == 0
     capsys.readouterr()
     for made in (tmp_path / "tars", tmp_path / "sets"):
         (tar,) = made.glob("*.tar")
@@ -443,7 +443,7 @@ def test_lint_export_sound_and_evaluation_sets_know_segments(
             member = opened.extractfile(f"{name}.wav")
             assert member is not None
             assert np.array_equal(decoded(member.read())[0], part)
-    page = write_page(path, tmp_path / "p.html", rate)
+    page = write_page(path, tmp_path / "p.html", kind)
     assert name in page
     assert "start_s" in page
 
