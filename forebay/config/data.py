@@ -345,6 +345,9 @@ class SourceConfig:
     (an image with a text), `images`, or a class of your own beside the config, `"rows.py:Dialogues"`, with
     `allow_code = true` under `[run]` in the file itself. Left out: recordings, with `kind = "text"` texts, with
     `[vision]` what `text.prompt` makes of them. In the key where it is another one than that."""
+    window_s: float | None = None
+    """Of segments: consecutive ones of a recording and channel are joined to windows of this many seconds, 30 for a
+    Whisper. The next window begins where one ends, or where a segment begins that ends behind it."""
     rows: str | None = None
     """With `[vision]`, and of `kind = "text"`: the rows of the manifests to take, as a Python slice: `"0:1000"`,
     `"::10"`. Of texts no more is read than that takes."""
@@ -357,6 +360,11 @@ class SourceConfig:
             raise ValueError(f"manifest is {self.manifest!r}, wanted a file, a folder or a glob, or a list of them")
         self._check_durations()
         at_least(self, 1, "max_samples", "max_sample_bytes", "max_pixels")
+        if self.window_s is not None and not (self.has_segments and 1 <= self.window_s < math.inf):
+            raise ValueError(
+                f"window_s is {self.window_s}, wanted 1 or more seconds, and rows that are segments: kind subtitles, "
+                "kaldi, nemo or lhotse, or source.columns.start"
+            )
         if self.rows is not None:
             row_slice(self.rows)
         for name in self.keep_columns:

@@ -95,6 +95,7 @@ def source_document(config: Config) -> dict[str, Any]:
         **{name: settings[name] for name in ("kind", "split", *_FIELDS)},
         **_columns_document(config),
         **({"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}),
+        **({} if source.window_s is None else {"window_s": float(source.window_s)}),
         **({"languages_from_folders": True} if source.languages_from_folders else {}),
         **_meaning_document(config),
         "version": LISTING_VERSION,

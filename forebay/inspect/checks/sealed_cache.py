@@ -291,7 +291,9 @@ def _seconds(cache: Cache, count: int) -> dict[str, Array]:
 
 
 def _overlaps(cache: Cache, count: int) -> dict[str, Array]:
-    if not {*SEGMENT_FIELDS} <= {*cache.column_names}:
+    # Windows with timestamps do overlap: the next one begins where a segment begins that is not whole in one.
+    is_window = cache.metadata["recipe"].get("source", {}).get("window_s") is not None
+    if is_window or not {*SEGMENT_FIELDS} <= {*cache.column_names}:
         return {}
     names, start_s, end_s, channels = (_column(cache, name, count) for name in SEGMENT_FIELDS)
     _, recordings = coded(names)

@@ -24,6 +24,7 @@ from forebay.rows.named_files import path_stem, usable_name
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
 from forebay.rows.segments import SEGMENT_COLUMNS, segment_name
+from forebay.rows.windows import WindowRules
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
@@ -200,10 +201,12 @@ class Recorded(TextOnly):
     """A recording, and its text as of `TextOnly`.
 
     A record has `audio` too, a name relative to the manifest, and may have `duration_s` or `duration`. An id left out
-    is `audio` without its extension. segments: the fields of `source.columns.start`, `end` and `channel`.
+    is `audio` without its extension. segments: the fields of `source.columns.start`, `end` and `channel`. windows: how
+    segments are joined, where `source.window_s` says that they are.
     """
 
     segments: tuple[str | None, str | None, str | None] = (None, None, None)
+    windows: WindowRules | None = None
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:
         fields = record.fields

@@ -33,6 +33,7 @@ from forebay.rows.reader import Failures, RecordingLister, RowReader
 from forebay.rows.readers.media_folders import places_of, sound_files
 from forebay.rows.segments import SEGMENT_COLUMNS, named_segments
 from forebay.rows.source_table import SourceFiles
+from forebay.rows.windows import LOST
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.raw_sources import at_hand, place_of
 
@@ -103,11 +104,11 @@ def list_subtitles(source: SourceConfig) -> Manifest:
             listed.add(number, stem + more, more.removeprefix(".") or None, cues)
         if not beside[path_stem(path)]:
             listed.add(number, stem, None, [Cue(0.0, math.nan, None)])
-    return _manifest(files, pa.table(places_of(files, numbers, names)), listed, source.keep_columns, unused)
+    return _manifest(source, files, pa.table(places_of(files, numbers, names)), listed, unused)
 
 
 def _manifest(
-    files: SourceFiles, places: pa.Table, listed: _Listed, keep: Sequence[str], unused: Mapping[str, int]
+    source: SourceConfig, files: SourceFiles, places: pa.Table, listed: _Listed, unused: Mapping[str, int]
 ) -> Manifest:
     failures, cues = Failures(), listed.cues
     bounds = {
@@ -126,10 +127,12 @@ def _manifest(
         **{"sample_id": ids, "text": [cue.text for cue in cues], "language": pa.array(listed.languages, TEXT)},
         **{SPAN + name: pa.array(column) for name, column in bounds.items()},
     }
-    kept = {name: pa.chunked_array([pa.array([each.get(name) for each in said], TEXT)]) for name in keep}
+    kept = {name: pa.chunked_array([pa.array([each.get(name) for each in said], TEXT)]) for name in source.keep_columns}
     rows = row_table(columns, num_rows=len(cues), kept=kept)
-    good = pa.array([cue.problem is None for cue in cues], pa.bool_())
-    return Manifest(files=files, rows=rows.filter(good), rejected=failures.table(), unused=unused)
+    # What was said in a cue that failed is not known, and is no silence of a window either.
+    rows = rows.append_column(LOST, pa.array([cue.problem is not None for cue in cues], pa.bool_()))
+    held = [cue.problem is None or (source.window_s is not None and cue.end_s > cue.start_s) for cue in cues]
+    return Manifest(files=files, rows=rows.filter(pa.array(held, pa.bool_())), rejected=failures.table(), unused=unused)
 
 
 def _beside(files: SourceFiles, recordings: Sequence[str]) -> tuple[dict[str, list[tuple[str, int]]], dict[str, int]]:
