@@ -135,6 +135,9 @@ class _Line:
     def __init__(self, length_s: float, *, timestamps: bool) -> None:
         self._length_s, self._timestamps = length_s, timestamps
         self._at, self._number = 0.0, 0
+        self._kind: tuple[Any, ...] = ()
+        self._earlier: str | None = None
+        """The text of the window before, where nothing lies in between."""
         self._held: list[_Segment] = []
         self._windows: list[_Window] = []
 
@@ -145,9 +148,11 @@ class _Line:
         if each.is_lost:
             self._close(min(self._at + self._length_s, max(each.start_s, self._heard_s)), then_s=each.start_s)
             self._at = max(self._at, each.start_s if math.isnan(each.end_s) else each.end_s)
+            self._earlier = None
             return
-        if self._held and self._held[-1].kind != each.kind:
-            self._close(max(each.start_s, self._heard_s), then_s=each.start_s)
+        if self._kind != each.kind:
+            self._close(max(each.start_s, self._heard_s), then_s=each.start_s if self._held else self._at)
+            self._kind, self._earlier = each.kind, None
         while each.end_s > self._at + self._length_s + _SLACK_S and (self._held or self._at < each.start_s):
             self._forward(each)
         self._held.append(each)
@@ -168,6 +173,7 @@ class _Line:
             if not self._held:
                 self._number += 1
                 self._windows.append(_Window(self._at, end_s, (), each.place, number=self._number))
+                self._earlier = None
             self._close(end_s, then_s=end_s)
         else:
             stop_s = end_s if self._timestamps else max(each.start_s, self._heard_s)
@@ -175,11 +181,9 @@ class _Line:
 
     def _close(self, end_s: float, *, then_s: float, begins_s: float | None = None) -> None:
         if self._held:
-            last = self._windows[-1] if self._windows else None
-            is_next = last is not None and bool(last.segments) and last.segments[-1].kind == self._held[0].kind
-            earlier = last.text if is_next and last is not None else None
-            place = self._held[0].place
-            self._windows.append(_Window(self._at, end_s, tuple(self._held), place, begins_s, earlier))
+            made = _Window(self._at, end_s, tuple(self._held), self._held[0].place, begins_s, self._earlier)
+            self._windows.append(made)
+            self._earlier = made.text
         self._held, self._at = [], then_s
 
 
