@@ -28,8 +28,8 @@ demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_any.toml
 	$(BIN)/forebay inspect configs/demo_any.toml
 	$(PINNED) $(BIN)/forebay train configs/demo_any.toml
-	$(BIN)/forebay preprocess configs/demo_text.toml
-	$(BIN)/forebay inspect configs/demo_text.toml
+	$(BIN)/forebay preprocess configs/demo_segments.toml
+	$(BIN)/forebay inspect configs/demo_segments.toml
 	$(BIN)/forebay text configs/demo_text.toml --sample 7
 
 # A store on this machine, and two nodes that work on what lies in it (docs/machines.md).
