@@ -28,8 +28,8 @@ demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_any.toml
 	$(BIN)/forebay inspect configs/demo_any.toml
 	$(PINNED) $(BIN)/forebay train configs/demo_any.toml
-	$(BIN)/forebay preprocess configs/demo_text.toml
-	$(BIN)/forebay inspect configs/demo_text.toml
+	$(BIN)/forebay preprocess configs/demo_segments.toml
+	$(BIN)/forebay inspect configs/demo_segments.toml
 	$(BIN)/forebay text configs/demo_text.toml --sample 7
 
 # A store on this machine, and two nodes that work on what lies in it (docs/machines.md).
@@ -101,7 +101,7 @@ wheel: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,lora,gpu,report,hf,remote,ray,zarr,text,completion,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,lora,gpu,report,hf,remote,ray,zarr,text,segments,completion,dev]'
 	touch $(INSTALLED)
 
 $(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks/requirements-peers-alone.txt

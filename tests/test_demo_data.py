@@ -129,3 +129,13 @@ def test_making_the_models_again_gives_the_same_bytes(tmp_path: Path, monkeypatc
     for folder in ("model", "qwen3_asr_model"):
         made = {p.name: p.read_bytes() for p in (tmp_path / folder).iterdir()}
         assert made == {p.name: p.read_bytes() for p in (SPEECH / folder).iterdir()}
+
+
+def test_the_long_recording_is_made_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "demo")
+    folder = ROOT / "demo" / "segments"
+    assert importlib.import_module("make_segments").make(tmp_path).startswith("40 segments, 77.9 s")
+    assert (tmp_path / "segments.csv").read_bytes() == (folder / "segments.csv").read_bytes()
+    made, kept = (sf.read(each / "long.flac", dtype="int16")[0] for each in (tmp_path, folder))
+    assert (made == kept).all()
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000

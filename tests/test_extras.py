@@ -35,6 +35,8 @@ MISSING = {
     "jiwer": ("train", "forebay.train.evaluation.rates:jiwer_module", ()),
     "accelerate": ("train", "forebay.train.loop.launch:process_state", ()),
     "py3langid": ("text", "forebay.steps.text.language_detector:model_file", ()),
+    "webvtt": ("segments", "tests.rows.test_subtitles:read_one", ("a.srt",)),
+    "praatio": ("segments", "tests.rows.test_subtitles:read_one", ("a.TextGrid",)),
     "shtab": ("completion", "forebay.cli.program:_completion", (SimpleNamespace(), "bash")),
 }
 """What asks for a module and raises where it is missing."""

@@ -29,9 +29,8 @@ class SourceKind:
     where nothing else says it. has_splits: a folder may hold several splits, of which `source.split` is read. keeps:
     the kinds of data whose samples may have `keep_columns`. is_deep: the files lie below the folder at any depth, and
     are samples themselves. needs_text: a sample without text is left out as `no_text`. has_segments: its rows are
-    stretches of recordings, whatever `[source.columns]` says. names_segments: of `[source.columns]` it reads start, end
-    and channel alone. images: those of a folder whose
-    rows are images, where these are others than `files`.
+    stretches of recordings, whatever `[source.columns]` says. names: what it reads of `[source.columns]`, where it has
+    no columns. images: those of a folder whose rows are images, where these are others than `files`.
     """
 
     reader: str
@@ -45,7 +44,7 @@ class SourceKind:
     is_deep: bool = False
     needs_text: bool = False
     has_segments: bool = False
-    names_segments: bool = False
+    names: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
 
     def files_of(self, meaning: str) -> tuple[str, ...]:
@@ -125,6 +124,8 @@ UNREAD = (".m4a", ".webm", ".aac", ".wma", ".amr")
 """Recordings that it lists and cannot read, if no other of their name is there: they fail, and do not vanish."""
 TEXTS_BESIDE = (".txt", ".lab")
 """The files that may hold their transcripts; `.normalized.txt` and `.trans.txt` are such too."""
+SUBTITLES = (".srt", ".vtt", ".textgrid")
+"""The files that `kind = "subtitles"` reads beside recordings, in any case of letters."""
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """The files that `kind = "folder"` looks for under `[vision]`, in any case of letters."""
 TEXT_OF_IMAGE = (".txt",)
@@ -132,7 +133,7 @@ TEXT_OF_IMAGE = (".txt",)
 
 SOURCE_KINDS = {
     "tar": SourceKind(
-        reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH, names_segments=True
+        reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH, names=SEGMENTS
     ),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
     "webdataset": SourceKind(reader=f"{_READERS}.tar_records:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
@@ -141,7 +142,7 @@ SOURCE_KINDS = {
         holds=BOTH,
         files=("*.jsonl",),
         keeps=BOTH,
-        names_segments=True,
+        names=SEGMENTS,
     ),
     "hf": SourceKind(
         reader=f"{_READERS}.table_files:HF_READER",
@@ -169,7 +170,18 @@ SOURCE_KINDS = {
         is_deep=True,
         needs_text=True,
     ),
-    "python": SourceKind(reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH),
+    "python": SourceKind(
+        reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH, names=SEGMENTS
+    ),
+    "subtitles": SourceKind(
+        reader=f"{_READERS}.subtitles:READER",
+        files=tuple(f"*{ending}" for ending in (*RECORDINGS, *UNREAD, *SUBTITLES)),
+        names=("text",),
+        keeps=("speech",),
+        is_deep=True,
+        needs_text=True,
+        has_segments=True,
+    ),
     "kaldi": SourceKind(
         reader=f"{_READERS}.speech_sets:KALDI_READER",
         files=("wav.scp", "segments", "text", "utt2spk", "utt2lang", "reco2file_and_channel"),
@@ -214,6 +226,8 @@ OWN_COLUMNS = frozenset(
     )
 )
 """Names of columns and fields that caches have anyway; no kept column has one of them."""
+SEGMENT_FIELDS = ("recording", "start_s", "end_s", "channel")
+"""Those of caches of segments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,13 +295,13 @@ class SourceConfig:
     """`table`: CSV, TSV, parquet, JSON lines or array, or arrow of a row a recording. `folder`: recordings below a
     folder, texts beside them or in `texts`. `tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language
     and seconds. `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines, or a JSON array, of `audio`, `text`,
-    `language`?, `prompt`?. `hf`:
-    a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
-    texts without audio, `.txt` files of a text a line, JSON lines of `text`, `id`?, `language`?, `prompt`?, either as
-    `.gz` or `.zst` too, or a column of parquet. `kaldi`: a data folder. `nemo`: lines of `audio_filepath`, `offset`?,
-    `duration`, `text`, `lang`?. `lhotse`: cuts, or recordings and supervisions. `python`: an iterator of your own, see
-    `manifest`. A config with `[vision]` takes `table`, `jsonl`, `hf`,
-    `webdataset`, `folder`, `python`, or `tar` with a member or a list of them in `tar_member_name`."""
+    `language`?, `prompt`?. `hf`: a `save_to_disk` folder or parquet (extra `hf`), of sound or of features.
+    `ljspeech`: an LJSpeech folder. `text`: texts without audio, `.txt` files of a text a line, JSON lines of `text`,
+    `id`?, `language`?, `prompt`?, either as `.gz` or `.zst` too, or a column of parquet. `subtitles`: recordings below
+    a folder, beside them `.srt`, `.vtt` or `.TextGrid`, whose cues are the rows (extra `segments`). `kaldi`: a data
+    folder. `nemo`: lines of `audio_filepath`, `offset`?, `duration`, `text`, `lang`?. `lhotse`: cuts, or recordings and
+    supervisions. `python`: an iterator of your own, see `manifest`. A config with `[vision]` takes `table`, `jsonl`,
+    `hf`, `webdataset`, `folder`, `python`, or `tar` with a member or a list of them in `tar_member_name`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
     """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is. Of
     `kind = "python"`: `"inputs.py:Clips"`, a class or function beside the config whose iteration yields dicts of `id`,
@@ -346,6 +360,9 @@ class SourceConfig:
     (an image with a text), `images`, or a class of your own beside the config, `"rows.py:Dialogues"`, with
     `allow_code = true` under `[run]` in the file itself. Left out: recordings, with `kind = "text"` texts, with
     `[vision]` what `text.prompt` makes of them. In the key where it is another one than that."""
+    window_s: float | None = None
+    """Of segments: consecutive ones of a recording and channel are joined to windows of this many seconds, 30 for a
+    Whisper. The next window begins where one ends, or where a segment begins that ends behind it."""
     rows: str | None = None
     """With `[vision]`, and of `kind = "text"`: the rows of the manifests to take, as a Python slice: `"0:1000"`,
     `"::10"`. Of texts no more is read than that takes."""
@@ -358,10 +375,15 @@ class SourceConfig:
             raise ValueError(f"manifest is {self.manifest!r}, wanted a file, a folder or a glob, or a list of them")
         self._check_durations()
         at_least(self, 1, "max_samples", "max_sample_bytes", "max_pixels")
+        if self.window_s is not None and not (self.has_segments and 1 <= self.window_s < math.inf):
+            raise ValueError(
+                f"window_s is {self.window_s}, wanted 1 or more seconds, and rows that are segments: kind subtitles, "
+                "kaldi, nemo or lhotse, or source.columns.start"
+            )
         if self.rows is not None:
             row_slice(self.rows)
         for name in self.keep_columns:
-            if problem := _not_to_be_kept(name, self.keep_columns):
+            if problem := _not_to_be_kept(name, self.keep_columns, SEGMENT_FIELDS if self.has_segments else ()):
                 raise ValueError(f"keep_columns: {name!r:.60} {problem}")
 
     def _check_durations(self) -> None:
@@ -381,7 +403,8 @@ class SourceConfig:
     @property
     def has_segments(self) -> bool:
         """Whether rows are stretches of recordings."""
-        return self.columns.has_segments or SOURCE_KINDS[self.kind].has_segments
+        kind = SOURCE_KINDS.get(self.kind)
+        return self.columns.has_segments or (kind is not None and kind.has_segments)
 
     @property
     def manifests(self) -> tuple[str, ...]:
@@ -399,11 +422,11 @@ class SourceConfig:
         return self.manifests if self.media_dir is None else (*self.manifests, self.media_dir)
 
 
-def _not_to_be_kept(name: str, names: tuple[str, ...]) -> str | None:
+def _not_to_be_kept(name: str, names: tuple[str, ...], own: tuple[str, ...]) -> str | None:
     if not (name.isidentifier() and name.isascii()):
         return "is no name of letters, digits and underscores, which conditions can name; rename the column"
-    if name in OWN_COLUMNS:
-        return "is the name of a column that every cache has; rename the column of the source"
+    if name in OWN_COLUMNS or name in own:
+        return "is the name of a column that caches have anyway; rename the column of the source"
     return "is named twice; name it once" if Counter(names)[name] > 1 else None
 
 

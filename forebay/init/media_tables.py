@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import io
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from forebay.config.data import RECORDINGS as RECORDING_FILES
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, ManifestError
 from forebay.extras import install_line
 from forebay.init.candidate import Candidate, Headers, Pictures, RowMeaning, Sounds, unlike_usual
 from forebay.init.config_sections import IMAGES, RECORDINGS, TEXTS
@@ -37,9 +38,12 @@ from forebay.init.table_head import (
     words_of,
     written_paths,
 )
+from forebay.rows.list_rows import check_pieces
 from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
-from forebay.rows.reader import IMAGE_EXTENSIONS
+from forebay.rows.meanings.recordings import ENDS, STARTS
+from forebay.rows.reader import DURATIONS, IMAGE_EXTENSIONS
 from forebay.rows.readers.arrow_files import HfFile
+from forebay.steps.recipe import load_config
 from forebay.store.source_files import hf_splits
 from forebay.terminal import counted
 from forebay.visible import from_here
@@ -273,9 +277,44 @@ def _recordings(tables: Tables, audio: Sequence[LikelyColumn], found: Candidate,
     found.sounds = Sounds.of([folder / written for written in spread(written_paths(table, name))])
     nested = [name for name in table.names if any(isinstance(each, list | dict) for each in table.values(name))]
     found.unread = () if columns["text"] else tuple(f"{table.path.name} (column {name})" for name in nested)
+    _take_bounds(found, table)
     # They would be read, though another column was chosen, or none.
     unasked = [role for role in ("text", "language") if columns[role] is None and role in table.names]
     found.notes += [f"The column {role} is read as {role} by its name." for role in unasked]
+
+
+def _take_bounds(found: Candidate, table: TableHead) -> None:
+    """Takes the columns that say where in recordings rows lie, where without them a build would refuse the table."""
+    lower = {name.lower(): name for name in reversed(table.names)}
+    roles = {"start": STARTS, "end": ENDS, "duration": DURATIONS}
+    bounds = {role: lower[each] for role, names in roles.items() for each in names[::-1] if each in lower}
+    folders = {name: os.fspath(value) for name, value in found.source.items()}
+    source = {"kind": found.kind, "manifest": [*map(os.fspath, found.manifests)], "columns": found.columns, **folders}
+    if not {"start", "end"} & bounds.keys():
+        return
+    try:
+        check_pieces(load_config({"name": "segments", "source": source}))
+    except ManifestError as err:
+        if err.code != "FB131":
+            return  # said when the config is checked
+        if "end" in bounds or found.kind == "jsonl":
+            bounds.pop("duration", None)
+        channels = table.values("channel")
+        if channels and {*map(str, channels)} <= {"0", "1"}:
+            bounds["channel"] = "channel"
+        found.columns |= bounds
+        found.noun, found.sounds = "segments", Sounds(seconds=[*_seconds(table, bounds)])
+        found.others = tuple(name for name in found.others if name not in bounds.values())
+
+
+def _seconds(table: TableHead, bounds: Mapping[str, str]) -> Iterator[float]:
+    """Yields how long segments are, as far as rows say it. bounds: columns by role."""
+    for row in table.rows:
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            if "end" in bounds:
+                yield float(row[bounds["end"]]) - float(row[bounds["start"]] if "start" in bounds else 0)
+            else:
+                yield float(row[next(name for name in DURATIONS if name in row)])
 
 
 def _named_recordings(

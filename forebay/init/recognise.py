@@ -43,6 +43,7 @@ _KEY = re.compile(r'"\w*(text|transcri|sentence|utterance|words)\w*"\s*:', re.IG
 NEEDS = """forebay init knows:
   recordings (wav, flac, ogg, mp3, opus) with a .txt or .lab of the same name beside each, or *.trans.txt;
   a table (csv, tsv, jsonl, json, parquet, arrow) with a column of paths of recordings that are there;
+  recordings with subtitles of the same name beside each (.srt, .vtt, .TextGrid);
   a data folder of Kaldi (wav.scp), a manifest of NeMo with offsets, cuts or supervisions of lhotse;
   LJSpeech (metadata.csv beside wavs/), Common Voice (train.tsv beside clips/);
   a save_to_disk folder of the datasets library, or parquet files with recordings or images in their rows;

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forebay.config.data import PICTURES, TEXT_OF_IMAGE, SourceConfig
+from forebay.config.data import PICTURES, SUBTITLES, TEXT_OF_IMAGE, SourceConfig
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.candidate import Candidate, Pictures, Sounds, files_noun
 from forebay.init.config_sections import IMAGES, RECORDINGS, TEXTS
-from forebay.init.folder_files import SAMPLE, TRANSCRIPTS, Clock, TrainFiles, Tree, spread, text_head
+from forebay.init.folder_files import SAMPLE, TRANSCRIPTS, Clock, TrainFiles, Tree, spread, text_head, walk
 from forebay.init.questions import Choice, Chooser, prompt_of
 from forebay.init.table_head import TableHead, is_language, read_table, words_of
+from forebay.rows.named_files import path_stem
 from forebay.rows.reader import AUDIO, IMAGE_EXTENSIONS, TEXT_FIELDS, split_name
 from forebay.rows.readers.json_lines import BOM, JsonError, parse_object
 from forebay.rows.readers.line_blocks import codec_of, head_of, plain_name
@@ -101,8 +102,8 @@ def _ljspeech_of(tree: Tree) -> Candidate | None:
 
 
 def speech_set_of(paths: Sequence[Path], problems: list[str]) -> Candidate | None:
-    """Returns the candidate of files or a folder in the form of Kaldi, NeMo or lhotse; None where they are in none."""
-    kind = next((kind for kind, is_one in _SETS.items() if is_one(paths)), None)
+    """Returns the candidate of files or a folder whose rows are segments anyway; None where they are none such."""
+    kind = next((kind for kind, (_, is_one) in _SETS.items() if is_one(paths)), None)
     if kind is None:
         return None
     manifests = tuple(map(str, paths))
@@ -112,6 +113,9 @@ def speech_set_of(paths: Sequence[Path], problems: list[str]) -> Candidate | Non
         problems.append(str(err))
         return None
     rows = listed.rows
+    if not len(rows):
+        problems.append(listed.rejected["message"][0].as_py())
+        return None
     count = counted(len(rows), "segments")
 
     def look(found: Candidate, chooser: Chooser) -> None:  # noqa: ARG001
@@ -123,7 +127,7 @@ def speech_set_of(paths: Sequence[Path], problems: list[str]) -> Candidate | Non
         if len(listed.rejected):
             found.notes.append(f"{len(listed.rejected):,} lines cannot be used: {listed.rejected['message'][0]}.")
 
-    label = f"{_SET_NAMES[kind]}, {count}"
+    label = f"{_SETS[kind][0]}, {count}"
     return Candidate(kind, tuple(paths), RECORDINGS, label, 95, look)
 
 
@@ -154,8 +158,22 @@ def _first_object(path: Path) -> dict[str, Any]:
     return {}
 
 
-_SETS: Mapping[str, Callable[[Sequence[Path]], bool]] = {"kaldi": _is_kaldi, "lhotse": _is_lhotse, "nemo": _is_nemo}
-_SET_NAMES = {"kaldi": "a Kaldi data folder", "lhotse": "lhotse: cuts or supervisions", "nemo": "a NeMo manifest"}
+def _has_subtitles(paths: Sequence[Path]) -> bool:
+    """Returns whether most recordings of a folder have subtitles beside them."""
+    if len(paths) > 1 or not paths[0].is_dir():
+        return False
+    tree = walk(paths[0], seconds=1.0)
+    stems = {path_stem(name) for name in tree.names(frozenset(SUBTITLES))}
+    stems |= {path_stem(stem) for stem in stems}
+    return sum(path_stem(name) in stems for name in tree.audio) > _MOST * len(tree.audio)
+
+
+_SETS: Mapping[str, tuple[str, Callable[[Sequence[Path]], bool]]] = {
+    "kaldi": ("a Kaldi data folder", _is_kaldi),
+    "lhotse": ("lhotse: cuts or supervisions", _is_lhotse),
+    "nemo": ("a NeMo manifest", _is_nemo),
+    "subtitles": ("recordings with subtitles", _has_subtitles),
+}
 
 
 def _take_sounds(found: Candidate, tree: Tree, names: Sequence[str]) -> None:

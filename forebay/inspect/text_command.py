@@ -5,6 +5,7 @@ What `forebay text` says of one text: what it was, what every step makes of it, 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from forebay.preprocess.pool import Pool
 from forebay.progress import Progress
 from forebay.rows.manifest import Manifest, storable
 from forebay.rows.named_files import shown_name
+from forebay.rows.windows import SPOKEN
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.steps.text.normal.normal_step import Problem
 from forebay.steps.text.transcript import Transcript
@@ -312,10 +314,13 @@ def _absent(manifest: Manifest, wanted: str, config: Config) -> SampleError | Co
 
 
 def _asked(rows: pa.Table) -> list[AskedTexts]:
-    columns = (rows[name].to_pylist() for name in ("sample_id", "text", "language", "prompt"))
+    columns = [rows[name].to_pylist() for name in ("sample_id", "text", "language", "prompt")]
+    spoken = rows[SPOKEN].to_pylist() if SPOKEN in rows.column_names else ["null"] * len(rows)
     return [
-        AskedTexts(sample_id=sample_id, text=text, language=language or "", prompt=prompt or "")
-        for sample_id, text, language, prompt in zip(*columns, strict=True)
+        AskedTexts(
+            sample_id=sample_id, text=text, language=language or "", prompt=prompt or "", spoken=json.loads(said)
+        )
+        for sample_id, text, language, prompt, said in zip(*columns, spoken, strict=True)
     ]
 
 

@@ -31,12 +31,13 @@ from forebay.visible import from_here, named, printable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskedTexts:
-    """A text of a manifest. text: None where nothing gives one. language, prompt: "" where there is none."""
+    """A text of a manifest. text: None: none; language, prompt: "": none; spoken: of a window, see `EncodedRows`."""
 
     sample_id: str
     text: str | None
     language: str = ""
     prompt: str = ""
+    spoken: Sequence[Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +90,10 @@ class Looker:
     def look(self, texts: Sequence[AskedTexts]) -> list[Look]:
         """Returns what every text became, in their order."""
         given, languages = [asked.text or "" for asked in texts], [asked.language for asked in texts]
-        prompts, ids = [asked.prompt for asked in texts], [asked.sample_id for asked in texts]
+        prompts, ids, spoken = ([getattr(asked, name) for asked in texts] for name in ("prompt", "sample_id", "spoken"))
         staged = self.encoder.stages(given, languages)
-        prepared = [way.prepared for _, _, way in staged]
-        made = self.encoder.encode_batch(given, languages, prompts, sample_ids=ids, prepared=prepared)
+        done = [way.prepared for _, _, way in staged]
+        made = self.encoder.encode_batch(given, languages, prompts, sample_ids=ids, prepared=done, spoken=spoken)
         looks = []
         for asked, (carried, body, way), result in zip(texts, staged, made, strict=True):
             # Steps are called as the config calls them: two functions have one name as steps.
@@ -125,8 +126,7 @@ class Looker:
         )
 
 
-EXAMPLES = 3
-"""Texts that are shown of what a step changes."""
+EXAMPLES = 3  # of what a step changes
 
 
 @dataclass(slots=True)

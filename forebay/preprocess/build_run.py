@@ -337,12 +337,20 @@ class Run:
         )
         # Linked shards bring failures of their own, which no receipt of this build has listed.
         self._check_failures(sum(contents.document["failed"].values()))
-        for failure in self.failures:
-            logger.warning("left out %s, %s: %s", failure.sample_id, failure.reason, failure.message)
+        self._name_failures()
         target = self._target(standing)
         place, transfer = self.workspace.seal(target, contents, replace=standing is not None)
         report = self._report(target, **{name: contents.document[name] for name in COUNTS})
         return replace(report, cache=place, pushed=transfer)
+
+    def _name_failures(self) -> None:
+        """Logs why rows are left out; rows of one reason and message, as those of a missing recording, in one line."""
+        alike: dict[tuple[str, str], list[str]] = {}
+        for failure in self.failures:
+            alike.setdefault((failure.reason, failure.message), []).append(failure.sample_id)
+        for (reason, message), (first, *others) in alike.items():
+            more = f" and {len(others)} more" if others else ""
+            logger.warning("left out %s%s, %s: %s", first, more, reason, message)
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:

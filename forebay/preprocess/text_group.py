@@ -17,6 +17,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.group import NO_TEXT, Values, columns_digest, kept_document, values_digest
 from forebay.preprocess.probe_inputs import PROBE_LABELS, PROBE_TEXTS, probe_conversations
 from forebay.rows.kept_columns import PREFIX, values_of
+from forebay.rows.windows import SPOKEN
 from forebay.steps.form import BatchForm
 from forebay.steps.step import TextStep
 from forebay.steps.text.row_encoder import EncodedRow, EncodedRows, RowEncoder
@@ -35,6 +36,7 @@ TOKENS = "input_ids"
 TOLD, NAMES = "told", "item_names"
 """Columns of a task's rows: what prompts are told of the items of a row (JSON), and their names by column (JSON)."""
 _COLUMNS = ("sample_id", "text", "language", "prompt")
+_ASIDE = (TOLD, NAMES, SPOKEN)
 _BYTES_PER_TOKEN = 5
 _TOKENS_PER_BYTE = 0.5
 
@@ -97,7 +99,7 @@ class TextItems:
     def content(self, rows: pa.Table, names: Sequence[str]) -> dict[str, Any]:
         """Returns what the key of a shard says of its rows. names: of the source files."""
         files, inverse = np.unique(_files(rows), return_inverse=True)
-        columns = [name for name in (*_COLUMNS, TOLD, NAMES) if name in rows.column_names]
+        columns = [name for name in (*_COLUMNS, *_ASIDE) if name in rows.column_names]
         document: dict[str, Any] = {
             "files": [names[file] for file in files.tolist()],
             "rows": columns_digest(rows.select(columns), inverse),
@@ -109,7 +111,7 @@ class TextItems:
 
     def task_rows(self, rows: pa.Table) -> pa.Table:
         """Returns what a task needs to make these rows."""
-        wanted = [n for n in rows.column_names if n in (*_COLUMNS, TOLD, NAMES) or n.startswith(PREFIX)]
+        wanted = [n for n in rows.column_names if n in (*_COLUMNS, *_ASIDE) or n.startswith(PREFIX)]
         return rows.select(wanted).append_column("file", pa.array(_files(rows), pa.int32()))
 
     def samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
@@ -123,13 +125,20 @@ class TextItems:
             for items in _parsed(self._column(rows, TOLD), [])
         ]
         named = _parsed(self._column(rows, NAMES), {})
+        spoken = _parsed(self._column(rows, SPOKEN), None)
         kept, files = list(values_of(rows)), rows["file"].to_pylist()
         for start, stop in _blocks(columns[1], columns[3]):
             mark(start)
             part = slice(start, stop)
             ids, texts, languages, prompts = (column[part] for column in columns)
             block = EncodedRows(
-                ids=ids, texts=texts, languages=languages, prompts=prompts, kept=kept[part], told=told[part]
+                ids=ids,
+                texts=texts,
+                languages=languages,
+                prompts=prompts,
+                kept=kept[part],
+                told=told[part],
+                spoken=spoken[part],
             )
             for place, made in enumerate(self.encoder.encode_rows(block, store=self.texts)):
                 row: Values = {"sample_id": ids[place], "text": texts[place] or ""}

@@ -37,12 +37,13 @@ from forebay.rows.kept_columns import column_of, concatenated, names_of, require
 from forebay.rows.listed_media import ListedMedia, failed_items, num_good, with_items
 from forebay.rows.manifest import CONVERSATION_SCHEMA, ROW_SCHEMA, SPAN, Manifest, Meaning, merged, require_rows
 from forebay.rows.meanings.own import meaning_of
-from forebay.rows.meanings.recordings import refuse_differing, refuse_uncovered, to_judge
+from forebay.rows.meanings.recordings import Recorded, refuse_differing, refuse_uncovered, to_judge
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
 from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, reader_of
 from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, listed_rows, read_piece
 from forebay.rows.segments import segmented, with_ends
 from forebay.rows.source_table import SourceFiles
+from forebay.rows.windows import WindowRules, windowed
 from forebay.store.layout import Array
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.store.remote.raw.raw_sources import localized, shown
@@ -407,6 +408,8 @@ def _named(listing: RowListing) -> NamedRows:
     elif listing.meaning.own is not None:
         listed = dataclasses.replace(listed, rows=refuse_differing(rows, functools.partial(recording, listed)))
     manifest = unique_ids(listed)
+    if source.window_s is not None and isinstance(listing.meaning, Recorded):
+        manifest = unique_ids(windowed(manifest, source.window_s, listing.meaning.windows or WindowRules()))
     if not lister.lists_tars:
         name_absent_languages(manifest.rows, source)
     return dataclasses.replace(named, manifest=apply_filters(manifest, source))

@@ -30,6 +30,7 @@ channel, null for the mean of all."""
 _BLOCK_FRAMES, _SMALL_FRAMES = 1 << 18, 1 << 12
 _EXACT_SEEKS = frozenset(("FLAC", "WAV", "WAVEX", "AIFF", "RF64", "W64"))
 _PCM, _FLOAT = 1, 3
+_MAX_WAV_BYTES = (1 << 32) - 64
 _MAX_CHANNELS = 1024
 _NO_STRETCH = " is no stretch of a recording; correct the row"
 
@@ -197,6 +198,9 @@ class RecordingParts:
             raise DecodeError("segment_past_end", f"{said}; correct the manifest")
         if segment.channel is not None:
             frames = frames[:, segment.channel : segment.channel + 1]
+        if frames.nbytes > _MAX_WAV_BYTES:
+            said = f"{self._name}, {segment}: {frames.nbytes} bytes, and a WAV holds {_MAX_WAV_BYTES}"
+            raise DecodeError("too_large", f"{said}; cut the segment in the manifest")
         return wav_bytes(frames, self.rate_hz)
 
     def _frames(self, start: int, stop: int | None, *, max_bytes: int | None) -> Array:

@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from typing import Any, ClassVar, Self
 
 from forebay.config.code import facts_of, meaning_problem, own_meaning
-from forebay.config.data import MEANINGS, SEGMENTS, SOURCE_KINDS, SourceColumns, SourceConfig
+from forebay.config.data import MEANINGS, SOURCE_KINDS, SourceColumns, SourceConfig
 from forebay.config.tree import Config
 from forebay.steps.step import Step, TextStep
 from forebay.steps.table import audio_step
@@ -95,6 +95,7 @@ def source_document(config: Config) -> dict[str, Any]:
         **{name: settings[name] for name in ("kind", "split", *_FIELDS)},
         **_columns_document(config),
         **({"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}),
+        **({} if source.window_s is None else {"window_s": float(source.window_s)}),
         **({"languages_from_folders": True} if source.languages_from_folders else {}),
         **_meaning_document(config),
         "version": LISTING_VERSION,
@@ -134,9 +135,9 @@ def columns_read(config: Config) -> tuple[str, ...]:
     kind = SOURCE_KINDS[config.source.kind]
     # A folder of images is no table.
     is_table = kind.has_columns and not (kind.images and "image" in facts_of(config).groups)
-    if is_table or not kind.names_segments or facts_of(config).name != "recordings":
+    if is_table or facts_of(config).name != "recordings":
         return facts_of(config).columns if is_table else ()
-    return SEGMENTS
+    return kind.names
 
 
 def source_problems(config: Config) -> list[str]:
@@ -201,8 +202,10 @@ def _table_problems(config: Config, called: str) -> list[str]:
 
 def _media_problems(config: Config) -> list[str]:
     source, groups, found = config.source, facts_of(config).groups, []
-    if source.audio_dir is not None and source.kind != "table":
-        found.append(f'source.audio_dir is for source.kind = "table", and it is "{source.kind}"; leave it out')
+    named = ("table", "kaldi", "nemo", "lhotse")
+    if source.audio_dir is not None and source.kind not in named:
+        wanted = ", ".join(named)
+        found.append(f'source.audio_dir is for source.kind {wanted}, and it is "{source.kind}"; leave it out')
     elif source.audio_dir is not None and "audio" not in groups:
         found.append("source.audio_dir is for recordings; name the folder of the images as source.image_dir")
     if source.image_dir is not None and "image" not in groups:

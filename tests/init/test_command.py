@@ -7,6 +7,7 @@ import json
 import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -216,16 +217,49 @@ def test_any_path_has_a_name_that_a_config_may_have(texts: list[str]) -> None:
     assert len(name) <= 60
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_a_table_of_pieces_of_recordings_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+BOUNDS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
+    ("csv", {"Start": 0.5, "end": 1.0}, {"start": "Start", "end": "end"}),
+    ("csv", {"offset": 0.0, "duration": 0.1}, {"start": "offset", "duration": "duration"}),
+    ("jsonl", {"offset": 0.0, "duration": 0.1}, {"start": "offset"}),
+    ("jsonl", {"start": 0.5, "end": 1.0, "channel": 0}, {"start": "start", "end": "end", "channel": "channel"}),
+    ("csv", {"start": 60.0, "end": 61.0}, {"start": "start", "end": "end"}),
+]
+
+
+@pytest.mark.parametrize(("form", "bounds", "wanted"), BOUNDS)
+def test_a_table_of_pieces_of_recordings_is_read_as_segments(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+    bounds: dict[str, Any],
+    wanted: dict[str, str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     paths = layouts.write_clips(tmp_path / "data")
-    rows = [{"audio": path.name, "text": "a text", "offset": 0.0, "duration": 0.1} for path in paths.values()]
+    rows = [{"audio": path.name, "text": "a text", **bounds} for path in paths.values()]
     if form == "csv":
         layouts.write_csv(tmp_path / "data" / "rows.csv", rows)
     else:
         (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, err = run(capsys, "init", "data", "--yes")
-    assert (code, "FB131" in err, list(tmp_path.glob("*.toml"))) == (1, True, [])
+    code, out, err = run(capsys, "init", "data", "--yes", "--out", "made.toml")
+    assert code == 0, err
+    assert "12 segments" in out
+    columns = load_config("made.toml").source.columns
+    found = {name: getattr(columns, name) for name in ("start", "end", "channel", "duration")}
+    assert {name: column for name, column in found.items() if column is not None} == wanted
+
+
+def test_pieces_that_are_files_already_are_recordings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths, seconds = layouts.write_clips(tmp_path / "data"), {clip.id: clip.duration_s for clip in layouts.clips()}
+    rows = [
+        {"audio": path.name, "text": "a text", "start": 60.0, "end": 60.0 + seconds[name]}
+        for name, path in paths.items()
+    ]
+    layouts.write_csv(tmp_path / "data" / "rows.csv", rows)
+    code, _, err = run(capsys, "init", "data", "--yes", "--out", "made.toml")
+    assert code == 0, err
+    assert not load_config("made.toml").source.has_segments

@@ -183,10 +183,13 @@ def test_one_more_recording_is_another_cache_and_one_more_note_is_none(tmp_path:
     [
         ({"keep_columns": ["snr"]}, "keep_columns are columns of source.texts, and there is none"),
         ({"kind": "table", "texts": "t.csv"}, r'source.texts is for source.kind = "folder", and it is "table"'),
-        ({"kind": "jsonl", "audio_dir": "x"}, r'source.audio_dir is for source.kind = "table", and it is "jsonl"'),
+        (
+            {"kind": "jsonl", "audio_dir": "x"},
+            r'source.audio_dir is for source.kind table, kaldi, nemo, lhotse, and it is "jsonl"',
+        ),
         ({"columns": {"labels": "l"}}, r'source.columns.labels is not for source.kind = "folder"'),
         ({"kind": "ljspeech", "keep_columns": ["a"]}, r'not read from source.kind = "ljspeech", wanted "tar" or'),
-        ({"kind": "jsonl", "keep_columns": ["text"]}, "'text' is the name of a column that every cache has"),
+        ({"kind": "jsonl", "keep_columns": ["text"]}, "'text' is the name of a column that caches have anyway"),
         ({"kind": "jsonl", "keep_columns": ["a b"]}, "'a b' is no name of letters, digits and underscores"),
         ({"kind": "jsonl", "keep_columns": ["a", "a"]}, "'a' is named twice"),
     ],

@@ -30,6 +30,7 @@ from forebay.store.inputs import _most
 from forebay.store.remote.raw.raw_sources import localized
 from forebay.store.source_files import SourceFile
 from forebay.train import make_loader
+from forebay.train.select import select
 from tests.commands import run, run_json
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO
@@ -312,3 +313,42 @@ def test_a_list_that_somebody_changed_is_named(tmp_path: Path) -> None:
         path.write_text("\n".join([json.dumps({**json.loads(first), field: value}), *rest]))
         with pytest.raises(ManifestError, match=rf"samples\.jsonl, line 1: .*{field}"):
             listed(config, Groups.of(config, recipe))
+
+
+def test_samples_may_be_segments_of_their_recordings(tmp_path: Path) -> None:
+    source = """
+import io
+import numpy as np
+import soundfile
+
+def Clips():
+    for number in range(2):
+        file = io.BytesIO()
+        noise = np.random.default_rng(number).integers(-3000, 3000, (32_000, 2)).astype(np.int16)
+        soundfile.write(file, noise, 16_000, format="FLAC")
+        for start, end, channel in ((0.5, 1.0, 0), (0.75, 1.5, 1), (1.25, None, None), (1.0, 0.5, 0)):
+            yield {
+                "id": f"{number} {start}", "audio": file.getvalue(), "from": start, "to": end, "line": channel,
+                "text": "x", "speaker": "s"
+            }
+"""
+    columns = "\n[source.columns]\nstart = 'from'\nend = 'to'\nchannel = 'line'\n"
+    config = config_of(tmp_path, "run.max_failed_share=0.5", "audio.dtype=float32", source=source, more=columns)
+    list_inputs(config)
+    cache = open_cache(build_here(config).cache)
+    assert cache.metadata["failed"] == {"bad_segment": 2}
+    (media,) = (tmp_path / "caches").rglob("*.media")
+    found: dict[str, Any] = {}
+    for number in range(2):
+        noise = np.random.default_rng(number).integers(-3000, 3000, (32_000, 2)).astype(np.int16) / 32768
+        found |= {f"{number} 0.5": noise[8_000:16_000, 0], f"{number} 0.75": noise[12_000:24_000, 1]}
+        found[f"{number} 1.25"] = noise[20_000:].mean(1)
+    assert media.stat().st_size < 3 * 4 * 32_000
+    online = select(
+        load_config(config.path, overrides=['loader.cache="off"', "run.max_failed_share=0.5", "audio.dtype=float32"])
+    )
+    for index in range(len(cache)):
+        waveform = cache.read(index)["waveform"]
+        np.testing.assert_allclose(waveform, found.pop(cache.sample_id(index)), atol=1e-6)
+        np.testing.assert_array_equal(online.read(index)["waveform"], waveform)
+    assert not found

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import load_config
+from forebay.cli import main
 from forebay.config import Config
 from forebay.errors import ConfigError, DecodeError, ManifestError
+from forebay.inspect.checks.lint import LintOptions, Target, lint
+from forebay.inspect.checks.measured import overlap_s
 from forebay.preprocess.decode import Heard
-from forebay.rows import media_reader
+from forebay.rows import media_reader, segments
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.segments import Bounds, FileStretch, RecordingParts, cut_recordings
 from forebay.store.cache import Cache, open_cache
@@ -382,3 +386,73 @@ def test_readers_of_a_plain_data_set_go_where_its_workers_are(folder: Path) -> N
     first = plain[0]["waveform"]
     copy = dill.loads(dill.dumps(plain))  # noqa: S301 - our own bytes
     assert np.array_equal(copy[0]["waveform"], first)
+
+
+def test_what_no_wav_holds_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = RecordingParts(io.BytesIO((folder / "a.wav").read_bytes()), name="a.wav")
+    monkeypatch.setattr(segments, "_MAX_WAV_BYTES", 32_000)
+    assert len(parts.wav(Bounds(0.0, 1.0), max_bytes=None)) == 32_044
+    with pytest.raises(DecodeError, match=r"a\.wav, 0\.00 s to 1\.50 s: 48000 bytes, and a WAV holds 32000") as err:
+        parts.wav(Bounds(0.0, 1.5), max_bytes=None)
+    assert err.value.reason == "too_large"
+
+
+BOUNDS = st.tuples(st.integers(0, 2), st.none() | st.integers(0, 1), st.integers(0, 20), st.integers(1, 9))
+
+
+@given(st.lists(BOUNDS, max_size=12))
+def test_overlaps_are_those_of_plain_loops(rows: list[tuple[int, int | None, int, int]]) -> None:
+    columns = [np.array([row[at] for row in rows], np.float64) for at in (2, 3)]
+    found = overlap_s(
+        np.array([row[0] for row in rows], np.int64),
+        pa.chunked_array([[row[1] for row in rows]], pa.int64()),
+        columns[0],
+        columns[0] + columns[1],
+    )
+    order = sorted(range(len(rows)), key=lambda at: (rows[at][2], rows[at][2] + rows[at][3]))
+    for place, at in enumerate(order):
+        earlier = [rows[other] for other in order[:place] if rows[other][:2] == rows[at][:2]]
+        ends = [min(start + length, rows[at][2] + rows[at][3]) for *_, start, length in earlier]
+        assert found[at] == max([0, *(end - rows[at][2] for end in ends)])
+
+
+def test_lint_export_sound_and_evaluation_sets_know_segments(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[Row] = [("a.wav", 1.0, 2.0, 0, "1"), ("a.wav", 1.5, 3.0, 0, "2"), ("a.wav", 2.5, 4.0, None, "3")]
+    config, name = config_of(folder, rows, 'filter.where="start_s > 1"', name="shown"), "a_0001500_0003000_ch0"
+    path = str(folder / "shown.toml")
+    part, _ = cut((folder / "a.wav").read_bytes(), Bounds(1.5, 3.0, 0))
+    for _ in range(2):  # raw data, then the cache
+        report = lint([Target(config=load_config(path))], (), LintOptions(progress=False))
+        findings = [(each.severity, each.sample_id) for each in report.findings if each.check == "overlap"]
+        assert findings == [("info", name)]
+        assert name not in report.dropped()
+        built(config)
+    assert len(make_loader(config).source) == 2
+    kind = ("--set", "audio.dtype=int16")
+    assert main(["preprocess", path, *kind, "--no-progress"]) == 0
+    assert main(["inspect", path, *kind, "--sample", name, "--wav", str(tmp_path / "o.wav")]) == 0
+    assert np.array_equal(decoded((tmp_path / "o.wav").read_bytes())[0], part)
+    assert main(["export", path, *kind, "--form", "webdataset", "--out", str(tmp_path / "tars")]) == 0
+    assert main(["evalset", path, *kind, "--out", str(tmp_path / "sets"), "--no-progress"]) == 0
+    capsys.readouterr()
+    for made in (tmp_path / "tars", tmp_path / "sets"):
+        (tar,) = made.glob("*.tar")
+        with tarfile.open(tar) as opened:
+            member = opened.extractfile(f"{name}.wav")
+            assert member is not None
+            assert np.array_equal(decoded(member.read())[0], part)
+    page = write_page(path, tmp_path / "p.html", kind)
+    assert name in page
+    assert "start_s" in page
+
+
+def write_page(config: str, path: Path, more: Sequence[str]) -> str:
+    assert main(["inspect", config, *more, "--html", str(path), "--no-progress"]) == 0
+    return path.read_text()
+
+
+def test_columns_of_segments_are_not_kept_again(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"keep_columns: 'channel' is the name of a column that caches have anyway"):
+        config_of(folder, rows_of(("a.wav",)), 'source.keep_columns=["channel"]', name="kept")

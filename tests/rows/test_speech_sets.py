@@ -18,6 +18,7 @@ from forebay.cli import main
 from forebay.errors import ManifestError
 from forebay.rows.readers import speech_sets
 from forebay.store.cache import Cache, open_cache
+from forebay.train.select import select
 from tests.preprocess.corpus import json_lines
 from tests.preprocess.here_pool import build_here
 
@@ -112,13 +113,23 @@ FORMS: Mapping[str, Callable[[Path], str]] = {
 }
 
 
-def built(folder: Path, kind: str, manifest: str, more: str = "") -> Cache:
+def built(folder: Path, kind: str, manifest: str, more: str = "", share: float = 0.99) -> Cache:
     (folder / "c.toml").write_text(
         f'name = "set"\n[source]\nkind = "{kind}"\nmanifest = "{manifest}"\nkeep_columns = ["speaker"]\n{more}'
         '[audio]\nfeatures = "waveform"\nsample_rate_hz = 8000\n[plan]\nbatch_size = 2\n'
-        '[run]\ncache_root = "caches"\nmax_failed_share = 0.99\n'
+        f'[run]\ncache_root = "caches"\nmax_failed_share = {share}\n'
     )
-    return open_cache(build_here(load_config(folder / "c.toml")).cache)
+    cache = open_cache(build_here(load_config(folder / "c.toml")).cache)
+    require_same_uncached(cache, folder / "c.toml")
+    return cache
+
+
+def require_same_uncached(cache: Cache, config: Path) -> None:
+    """Fails where the steps give other samples on the fly."""
+    online = select(load_config(config, overrides=['loader.cache="off"']))
+    assert online.ids_digest() == cache.ids_digest()
+    for index in range(len(cache)):
+        assert np.array_equal(online.read(index)["waveform"], cache.read(index)["waveform"])
 
 
 def rows_of(cache: Cache) -> dict[str, dict[str, Any]]:
@@ -182,6 +193,24 @@ def test_bad_lines_cost_themselves_with_file_and_line(folder: Path) -> None:
     assert "segments, line 4: 3 fields, wanted UTTERANCE RECORDING START END" in lines["u4bad_row"]["message"]
     assert "segments, line 5: recording gone is not in wav.scp" in lines["u5missing_file"]["message"]
     assert len(rows_of(cache)["to the end"]["waveform"]) == RATE_HZ
+
+
+def test_a_missing_recording_is_named_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kaldi(folder)
+    with open(folder / "segments", "a") as file:
+        file.writelines(f"x{number} gone {number} {number + 1}\n" for number in range(5000))
+    with open(folder / "wav.scp", "a") as file:
+        file.write("lost lost.flac\n")
+    with open(folder / "segments", "a") as file:
+        file.writelines(f"y{number} lost {number} {number + 1}\n" for number in range(200))
+    cache = built(folder, "kaldi", ".", share=1.0)
+    assert (len(cache), cache.metadata["failed"]) == (3, {"missing_file": 5200})
+    assert len(json_lines(cache.folder / "rejected.jsonl")) == 5200
+    named = [record.getMessage() for record in caplog.records if "left out x" in record.getMessage()]
+    assert [line.split(" is not")[0] for line in named] == [
+        f"left out x0 and 4999 more, missing_file: {folder / 'segments'}, line 4: recording gone"
+    ]
+    assert caplog.text.count("left out y0 and 199 more, missing_file") == 1
 
 
 def test_cuts_that_are_none_of_a_file_are_left_out_each_with_why(folder: Path) -> None:

@@ -125,6 +125,10 @@ def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
     if "seconds" in found.facts and "chars" in found.facts:
         yield from _speed(found, limits)
         yield from _annotations(found, limits)
+    if "overlap_s" in found.facts:
+        is_shared = found.facts["overlap_s"] > limits.overlap_s
+        says = "{value:.2f} s of it are of an earlier segment too, the limit is {limit:g} s"
+        yield from _each(found, "overlap", is_shared, "overlap_s", says, limit=limits.overlap_s)
     if "chars" in found.facts:
         yield from _scripts(found, limits)
         yield from _repeats(found, limits)

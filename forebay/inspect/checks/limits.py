@@ -89,7 +89,7 @@ def misfits(
 
 
 Severity = Literal["error", "warning", "info"]
-Need = Literal["sound", "file", "seconds", "text", "pixels", "content", "sizes", "classes", "length"]
+Need = Literal["sound", "file", "seconds", "text", "pixels", "content", "sizes", "classes", "length", "segments"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """The worst first."""
 
@@ -124,6 +124,7 @@ class Limits:
     repeated_min_chars: float = _limit(12, "characters that such a text has at least: short commands do repeat")
     max_digit_share: float = _limit(MAX_DIGIT_SHARE, "share of digits in a transcript above which it is of times")
     loops: float = _limit(4, "times that the same words stand in a row from which a text loops")
+    overlap_s: float = _limit(0.1, "seconds that a segment shares with an earlier one, above which they overlap")
     min_image_side: float = _limit(28, "pixels of an image's shorter side below which it is tiny")
     min_class_samples: float = _limit(2, "samples of a class below which there is nothing to learn it from")
     class_ratio: float = _limit(
@@ -213,6 +214,13 @@ CHECKS = (
         "warning",
         "file",
         "the clip has more audio than its manifest says, by more than source.duration_tolerance; a build keeps it",
+    ),
+    Check(
+        "overlap",
+        "info",
+        "segments",
+        "some of the segment is of an earlier segment of its recording and channel too: two texts are of one sound",
+        "overlap_s",
     ),
     Check("duplicate", "warning", "content", "the same content and text as another sample"),
     Check(

@@ -67,7 +67,8 @@ class Measured:
 
     name: of the set, in messages. is_raw: whether it was read from raw data. ids: large_string. places: where a sample
     stands in its listing or cache. files: the source file of each. languages: "" where none is known.
-    facts: fields of `TextFacts` and `Sound`, `band_db`, `seconds`, `stated_s`, `file_rate_hz`. content: hashes by what
+    facts: fields of `TextFacts` and `Sound`, `band_db`, `seconds`, `stated_s`, `file_rate_hz`, and of
+    segments `overlap_s`. content: hashes by what
     they are of; those of one name may be compared between sets. rate_hz: of the config; None where there is no sound.
     longer: which samples have more audio than was stated. dropped: which `[filter]` leaves out. left_out: why checks
     were not made, by what these need.
@@ -114,6 +115,23 @@ class Measured:
         found = np.ones(len(self), bool) if self.dropped is None else ~self.dropped
         found[[each.row for each in self.refused if each.row >= 0]] = False
         return found
+
+
+def overlap_s(recordings: Array, channels: pa.ChunkedArray, start_s: Array, end_s: Array) -> Array:
+    """Returns the seconds of each segment that an earlier one of its recording and channel has too, float64 [segments].
+
+    recordings: a number a recording. channels: null for the mean of all.
+    """
+    channel = np.asarray(channels.fill_null(-1)).astype(np.int64)
+    _, group = np.unique(np.stack([recordings, channel]), axis=1, return_inverse=True)
+    order = np.lexsort((end_s, start_s, group.reshape(-1)))
+    # Each recording on a stretch of its own of one line, so that no end of another one reaches into it.
+    front = group.reshape(-1)[order] * (1.0 + np.max(np.nan_to_num(end_s), initial=0.0))
+    starts, ends = front + start_s[order], front + np.fmax(end_s, start_s)[order]
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
+    found = np.zeros(len(order))
+    found[order] = np.clip(np.minimum(ends, before) - starts, 0, None)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,7 @@ from forebay.inspect.checks.measured import (
     Walk,
     band_db,
     measured_sound,
+    overlap_s,
 )
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of, signed
 from forebay.preprocess.audio_group import AudioItems
@@ -40,8 +41,9 @@ from forebay.preprocess.listing import listed
 from forebay.rows.manifest import Manifest, reduced
 from forebay.rows.meanings.image_class import empty_classes, labels_of
 from forebay.rows.media_reader import MediaReader
-from forebay.rows.segments import Bounds, segment_columns, segment_of
+from forebay.rows.segments import Bounds, recordings_of, segment_columns, segment_of
 from forebay.rows.source_table import SourceFiles
+from forebay.rows.windows import SPOKEN
 from forebay.steps.audio.waveform import Waveform
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.normal.normal_step import code_in
@@ -325,6 +327,7 @@ def _of_clips(listing: Listing, group: AudioItems, found: MeasuredColumns) -> _K
         seconds = np.where(is_cut, facts["file_s"], seconds)
     stated_s = rows["stated_s"].to_numpy(zero_copy_only=False).astype(np.float64)
     longer = limits.longer(num_samples, stated_s) & (num_samples > 0)
+    facts |= _overlaps(rows) if segment_columns(rows) and SPOKEN not in rows.column_names else {}
     rate = {"rate_hz": limits.sample_rate_hz} if group.steps.features.reads_sound else {}
     return _Known(
         facts={**facts, "stated_s": stated_s, "seconds": seconds},
@@ -332,6 +335,11 @@ def _of_clips(listing: Listing, group: AudioItems, found: MeasuredColumns) -> _K
         late=list(_by_duration(group, rows, num_samples, stated_s)),
         fields={"longer": longer, **rate},
     )
+
+
+def _overlaps(rows: pa.Table) -> dict[str, Array]:
+    start_s, seconds = (rows[name].to_numpy() for name in ("start_s", "duration_s"))
+    return {"overlap_s": overlap_s(recordings_of(rows), rows["channel"], start_s, start_s + seconds)}
 
 
 def _by_duration(group: AudioItems, rows: pa.Table, num_samples: Array, stated_s: Array) -> Iterator[Bad]:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from forebay.config.data import SEGMENT_FIELDS
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, FormError
 from forebay.inspect.checks.limits import Limits
@@ -26,6 +27,7 @@ from forebay.inspect.checks.measured import (
     Walk,
     band_db,
     measured_sound,
+    overlap_s,
 )
 from forebay.inspect.checks.raw_data import coded, sound_hash
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of
@@ -123,7 +125,9 @@ def measure_cache(
         file_of=file_of,
         languages=languages,
         language_of=language_of,
-        facts={key: column for columns in own for key, column in columns.facts.items()} | _seconds(cache, count),
+        facts={key: column for columns in own for key, column in columns.facts.items()}
+        | _seconds(cache, count)
+        | _overlaps(cache, count),
         content={key: column for columns in own for key, column in columns.content.items()} | _hashes(cache, count),
         refused=_refused(cache),
         images=images,
@@ -288,6 +292,16 @@ def _seconds(cache: Cache, count: int) -> dict[str, Array]:
     if clip_s is not None:
         seconds[num_samples >= round(clip_s * rate_hz)] = np.nan
     return {"seconds": np.asarray(seconds)}
+
+
+def _overlaps(cache: Cache, count: int) -> dict[str, Array]:
+    # Windows with timestamps do overlap: the next one begins where a segment begins that is not whole in one.
+    is_window = cache.metadata["recipe"].get("source", {}).get("window_s") is not None
+    if is_window or not {*SEGMENT_FIELDS} <= {*cache.column_names}:
+        return {}
+    names, start_s, end_s, channels = (_column(cache, name, count) for name in SEGMENT_FIELDS)
+    _, recordings = coded(names)
+    return {"overlap_s": overlap_s(recordings, channels, start_s.to_numpy(), end_s.to_numpy())}
 
 
 def _hashes(cache: Cache, count: int) -> dict[str, Ints]:

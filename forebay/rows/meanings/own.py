@@ -24,6 +24,7 @@ from forebay.rows.meanings.canonical_chat import decoded_fields
 from forebay.rows.meanings.recordings import Recorded
 from forebay.rows.named_files import path_stem
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
+from forebay.rows.windows import WindowRules
 from forebay.steps.run_code import CodeError, described, loaded
 from forebay.store.layout import Group
 from forebay.visible import an
@@ -137,6 +138,10 @@ def meaning_of(config: Config) -> Meaning:
     if own is not None:
         return OwnRows(own.facts, own.path, own.name, own.digest)
     found, columns = meaning_named(config.meaning, facts_of(config)), config.source.columns
-    if not columns.has_segments or not isinstance(found, Recorded):
+    if not config.source.has_segments or not isinstance(found, Recorded):
         return found
-    return replace(found, segments=(columns.start, columns.end, columns.channel))
+    said = {} if config.text is None else config.text.settings
+    shares = {name: float(said.get(name, 0.0)) for name in ("previous_text", "no_speech")}
+    timestamps = said.get("timestamps", False) is True
+    windows = WindowRules(timestamps=timestamps, needs_text=config.text is not None, **shares)
+    return replace(found, segments=(columns.start, columns.end, columns.channel), windows=windows)

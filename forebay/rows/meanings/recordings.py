@@ -24,13 +24,14 @@ from forebay.rows.named_files import path_stem, usable_name
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
 from forebay.rows.segments import SEGMENT_COLUMNS, segment_name
+from forebay.rows.windows import WindowRules
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
-_STARTS = ("start", "start_s", "start_time", "begin", "begin_s", "begin_time", "onset", "offset")
-_ENDS = ("end", "end_s", "end_time")
-BOUNDS = frozenset(form for name in _STARTS + _ENDS for form in (name, name.capitalize(), name.upper()))
+STARTS = ("start", "start_s", "start_time", "begin", "begin_s", "begin_time", "onset", "offset")
+ENDS = ("end", "end_s", "end_time")
+BOUNDS = frozenset(form for name in STARTS + ENDS for form in (name, name.capitalize(), name.upper()))
 """Columns that say where in its recording a row begins or ends."""
 SPANS = BOUNDS | frozenset(DURATIONS)
 _LEAST_S, _SHARE = 0.5, 0.05
@@ -38,7 +39,7 @@ _LEAST_S, _SHARE = 0.5, 0.05
 SEVERAL = f"{SPAN}several texts"
 _ADVICE = (
     "a recording is read whole, so a row would have the text of a piece; name such columns as source.columns.start and "
-    "source.columns.end (kind table, hf, jsonl or tar), or rename the column where it is no time of the recording"
+    "source.columns.end, or rename the column where it is no time of the recording"
 )
 
 
@@ -141,7 +142,7 @@ def _bounds(rows: pa.Table) -> tuple[Array, Array, Array]:
 
     A start and an end as far apart as the recording is long are those of a piece that was cut out already.
     """
-    start, end, length = (_first_of(rows, kind) for kind in (_STARTS, _ENDS, DURATIONS))
+    start, end, length = (_first_of(rows, kind) for kind in (STARTS, ENDS, DURATIONS))
     length = np.where(np.isnan(length), rows["stated_s"].to_numpy().astype(np.float64), length)
     several = np.asarray(pc.fill_null(rows[SEVERAL], fill_value=False)) if SEVERAL in rows.column_names else False
     by_length = np.where(np.isnan(start) & several, length, start + length)
@@ -200,10 +201,12 @@ class Recorded(TextOnly):
     """A recording, and its text as of `TextOnly`.
 
     A record has `audio` too, a name relative to the manifest, and may have `duration_s` or `duration`. An id left out
-    is `audio` without its extension. segments: the fields of `source.columns.start`, `end` and `channel`.
+    is `audio` without its extension. segments: the fields of `source.columns.start`, `end` and `channel`. windows: how
+    segments are joined, where `source.window_s` says that they are.
     """
 
     segments: tuple[str | None, str | None, str | None] = (None, None, None)
+    windows: WindowRules | None = None
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:
         fields = record.fields

@@ -56,7 +56,7 @@ def list_folder(source: SourceConfig) -> Manifest:
     table. Raises ManifestError for two recordings that a row of the table may mean.
     """
     files = manifest_files(source)
-    numbers = _recordings(files)
+    numbers = sound_files(files)
     require_rows(len(numbers), files)
     recordings = files.take(numbers)
     names = recordings.shown()
@@ -70,12 +70,12 @@ def list_folder(source: SourceConfig) -> Manifest:
     if source.languages_from_folders:
         folders = (name.partition("/")[0] if "/" in name else None for name in names.to_pylist())
         columns["language"] = pa.array(folders, pa.large_string())
-    rows = row_table({**_places(files, numbers, names), **columns}, num_rows=len(names), kept=kept)
+    rows = row_table({**places_of(files, numbers, names), **columns}, num_rows=len(names), kept=kept)
     bad = np.isin(np.arange(len(rows)), [row for row, *_ in failures.found])
     return Manifest(files=files, rows=rows.filter(pa.array(~bad)), rejected=failures.table(), unused=unused.counts)
 
 
-def _recordings(files: SourceFiles) -> Array:
+def sound_files(files: SourceFiles) -> Array:
     """The numbers of recordings; one of a form that is not read counts where no other of its name is beside it."""
     is_read, is_unread = _end_so(files.names, RECORDINGS), _end_so(files.names, UNREAD)
     numbers = np.flatnonzero(is_read)
@@ -93,7 +93,7 @@ def _end_so(names: Any, endings: Sequence[str]) -> Array:
     return np.asarray(pc.match_substring_regex(names, pattern))
 
 
-def _places(files: SourceFiles, numbers: Array, names: pa.Array) -> dict[str, Any]:
+def places_of(files: SourceFiles, numbers: Array, names: pa.Array) -> dict[str, Any]:
     """Returns where the recordings are; each entry of `source.manifest` is cut into shards by itself."""
     _, first, inverse = np.unique(files.entries[numbers], return_index=True, return_inverse=True)
     return {

@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.code import ask
+from forebay.config.data import SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ManifestError, SampleError
 from forebay.rows.audio_facts import fill_durations, header_duration_s, located
 from forebay.rows.kept_columns import values_in
 from forebay.rows.manifest import MediaPlace, Record
 from forebay.rows.media_reader import opened
-from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
+from forebay.rows.reader import DURATIONS, Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
 from forebay.rows.readers.json_lines import JsonError, parse_object, string_of
 from forebay.rows.readers.table_records import line_runs, piece_lines, read_lines
 from forebay.store.files import temporary_name
@@ -144,7 +144,7 @@ def _read_samples(piece: FilePiece, rows: Sink) -> None:
     for place, line in piece_lines(piece):
         where = f"{piece.path}, {place}"
         try:
-            record = _sample(line, rows, piece.source.keep_columns)
+            record = _sample(line, rows, piece.source)
             piece.meaning.row(record, unknown=set(), home=Path(piece.path))
         except (SampleError, JsonError) as err:
             raise ManifestError(
@@ -154,7 +154,8 @@ def _read_samples(piece: FilePiece, rows: Sink) -> None:
         rows.take(record, where=where, number=place.number)
 
 
-def _sample(line: bytes, rows: Sink, keep: Sequence[str]) -> Record:
+def _sample(line: bytes, rows: Sink, source: SourceConfig) -> Record:
+    keep, columns = source.keep_columns, source.columns
     fields = parse_object(line)
     media = string_of(fields, ("media",), required=True) or ""
     offset, size = fields.get("offset"), fields.get("size")
@@ -163,9 +164,11 @@ def _sample(line: bytes, rows: Sink, keep: Sequence[str]) -> Record:
     if _MEDIA.fullmatch(media) is None:
         raise JsonError(f"field media is {media!r:.40}, wanted a name as 00000.media")
     values_in(fields, keep)
-    own = {name: fields.get(name) for name in ("text", "language", "prompt")}
+    bounds = [name for name in (columns.start, columns.end, columns.channel) if name is not None]
+    bounds += DURATIONS if bounds else []
+    own = {name: fields.get(name) for name in ("text", "language", "prompt", *bounds)}
     own["sample_id"] = string_of(fields, ("id",), required=True)
-    rows.unused.add_of(fields, _FIELDS.union(keep))
+    rows.unused.add_of(fields, _FIELDS.union(keep, bounds))
     return Record(own, {"audio": [MediaPlace(media, "", offset, size)]}, kept=fields)
 
 
@@ -179,7 +182,8 @@ def locate_python(task: LocateTask) -> Located:
             offset, size = places[position]
             return header_duration_s(descriptor, offset=offset, size=size)
 
-        durations = fill_durations(task, np.arange(len(places)), duration_s, failures)
+        unknown = np.flatnonzero(np.isnan(task.rows["duration_s"].to_numpy()))
+        durations = fill_durations(task, unknown, duration_s, failures)
     return located(task, {"duration_s": pa.array(durations)}, failures)
 
 

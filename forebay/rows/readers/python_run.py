@@ -165,6 +165,8 @@ class _Writer:
         self._list: BinaryIO | None = None if folder is None else (folder / SAMPLES).open("wb")
         self._media: BinaryIO | None = None
         self._name, self._number, self._has_images = "", 0, False
+        self._last: tuple[str, dict[str, Any]] = "", {}
+        """The digest and the place of the last sound: segments of one recording follow each other."""
 
     def write(self, line: Mapping[str, Any], media: list[tuple[str, bytes]]) -> None:
         """Writes one sample."""
@@ -174,7 +176,9 @@ class _Writer:
         place: dict[str, Any] = {}
         for name, data in media:
             if not name:
-                place = self._place(self._folder, data)
+                if self._last[0] != line["xxh3_128"]:
+                    self._last = line["xxh3_128"], self._place(self._folder, data)
+                place = self._last[1]
             elif not (path := self._folder / name).exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)

@@ -24,7 +24,7 @@ from forebay.errors import ManifestError
 from forebay.rows.audio_facts import locate_files
 from forebay.rows.manifest import Manifest
 from forebay.rows.named_files import NamedFiles, manifest_files
-from forebay.rows.reader import RecordingLister, RowReader
+from forebay.rows.reader import RecordingLister, RowReader, reader_of
 from forebay.rows.readers.csv_tables import TextTable
 from forebay.rows.readers.json_lines import BAD_ROW, JsonError, parse_nested
 from forebay.rows.readers.table_files import TableRows, listed_tables
@@ -114,7 +114,7 @@ def _kaldi_rows(paths: Mapping[str, Path]) -> _Rows:
         for each in (_TEXTS, "utt2spk", "utt2lang")
     )
     channels = _kaldi_channels(paths["reco2file_and_channel"]) if "reco2file_and_channel" in paths else {}
-    rows = _Rows()
+    rows, missing = _Rows(), dict[str, str]()
 
     def add(name: str, recording: str, problem: tuple[str, str] | None = None, **bounds: float) -> None:
         said = {"id": name, "text": texts.get(name), "speaker": speakers.get(name), "language": languages.get(name)}
@@ -133,7 +133,8 @@ def _kaldi_rows(paths: Mapping[str, Path]) -> _Rows:
             continue
         problem = None
         if recording not in wavs:
-            problem = "missing_file", f"{where}: recording {recording} is not in {_WAV_SCP}; correct the line"
+            first = missing.setdefault(recording, where)  # one message for all of its segments
+            problem = "missing_file", f"{first}: recording {recording} is not in {_WAV_SCP}; correct the line"
         start, end = (number or 0.0 for number in bounds)
         add(name, recording, problem, start=start, **({"end": end} if end != -1 else {}))  # -1: to the end, as in Kaldi
     return rows
@@ -256,12 +257,13 @@ def _lhotse_sets(files: Sequence[SourceFile]) -> Iterator[tuple[int, _Rows]]:
                 rows.add(**_cut_row(where, cut))
         if rows.values["id"]:
             yield number, rows
-    rows = _Rows()
+    rows, missing = _Rows(), dict[str, str]()
     for _, where, said in rest:
-        recording = recordings.get(str(said["recording_id"]))
+        recording = recordings.get(name := str(said["recording_id"]))
         if recording is None:
-            missing = f"{where}: recording {said['recording_id']} is in no file of recordings; name that file too"
-            rows.add(("missing_file", missing), id=_string(said.get("id")))
+            first = missing.setdefault(name, where)
+            problem = "missing_file", f"{first}: recording {name} is in no file of recordings; name that file too"
+            rows.add(problem, id=_string(said.get("id")))
             continue
         rows.add(**_cut_row(where, {**said, "type": "MonoCut", "recording": recording, "supervisions": [said]}))
     if rest:
@@ -318,9 +320,11 @@ def _string(value: Any) -> str | None:
 
 
 def segments_of(source: SourceConfig) -> Manifest:
-    """Returns the rows of a set with the seconds of each, as far as its files say them."""
-    lists = {"kaldi": list_kaldi, "nemo": list_nemo, "lhotse": list_lhotse}
-    return segmented(lists[source.kind](source))
+    """Returns the rows of a kind that has segments, with the seconds of each, as far as its files say them."""
+    lister = reader_of(source).recordings
+    assert lister is not None
+    assert lister.list is not None
+    return segmented(lister.list(source))
 
 
 KALDI_READER = RowReader(recordings=RecordingLister(list=list_kaldi, locate=locate_files))

@@ -276,6 +276,12 @@ class OpenLine:
             results[i] = text if isinstance(text, Problem) else PreparedTexts(text, language, detected, confidence)
         return [result for result in results if result is not None]
 
+    def parts(
+        self, texts: Sequence[str], languages: Sequence[str], *, store: TextStore | None = None
+    ) -> list[str | Problem]:
+        """Returns parts of texts as they are tokenised, each for itself. languages: of the texts, as `prepare` says."""
+        return self._normalizer(store)(texts, languages)
+
     def keep(self) -> None:
         """Writes what was made and is not written yet into the stores that it was made for."""
         for detector in self._detectors.values():

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from forebay.config.tree import Config
 from forebay.errors import TextError
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.line import whisper_code
-from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
+from forebay.steps.text.row_encoder import STEP_S
+from forebay.steps.text.transcript import Part, Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array
 from forebay.store.source import Sample, column
+
+_LAST_STEP = 1500
+"""A Whisper's last timestamp is 30 s."""
+_OF_WINDOWS = ("timestamps", "previous_text", "no_speech")
+_NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
+"""The token of a window without speech, as new and old tokenizers call it."""
+_MOST_EARLIER = 223
+"""Half of Whisper's 448 positions without one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +34,42 @@ class Whisper(Transcript):
     stands_alone: ClassVar[bool] = True
     batch_names: ClassVar[frozenset[str]] = frozenset({"decoder_input_ids", "labels"})
 
+    timestamps: bool = False
+    """Of windows (`source.window_s`): the times of segments are written in steps of 20 ms, `<|0.00|> text<|1.20|>`; of
+    a segment that only begins in the window its start. Other rows have `<|notimestamps|>`."""
+    previous_text: float = 0.0
+    """Of windows: the share of them, by a hash of their ids, that have the text of the window before behind
+    `<|startofprev|>`, its last 223 tokens at most. It is not learnt."""
+    no_speech: float = 0.0
+    """Of windows: the share of those without speech that are kept, by a hash of their ids. They have the tokenizer's
+    `<|nospeech|>` or `<|nocaptions|>`."""
+
+    def __post_init__(self) -> None:
+        # Not super(): a dataclass with slots is another class than the one that super() was compiled for.
+        Transcript.__post_init__(self)
+        for name in ("previous_text", "no_speech"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} is {share}, wanted a share from 0 to 1")
+
+    def document(self) -> dict[str, Any]:
+        """Returns what keys say of the step; of windows only what is asked for."""
+        own = Transcript.document(self)
+        return {name: value for name, value in own.items() if name not in _OF_WINDOWS or value}
+
+    @classmethod
+    def own_contradictions(cls, config: Config) -> list[str]:
+        settings, length_s = {} if config.text is None else config.text.settings, config.source.window_s
+        given = [name for name in _OF_WINDOWS if settings.get(name)]
+        if given and length_s is None:
+            return [f"text.{given[0]} is of windows, and there is no source.window_s; set it to 30, or leave it out"]
+        if settings.get("timestamps") and length_s is not None and length_s > _LAST_STEP * STEP_S:
+            return [
+                f"source.window_s is {length_s:g}, and text.timestamps go to {_LAST_STEP * STEP_S:g} s; set it to 30"
+            ]
+        return []
+
     def writer(self, vocabulary: Vocabulary) -> Prompt:
-        return WhisperPrompt(vocabulary)
+        return WhisperPrompt(vocabulary, timestamps=self.timestamps, no_speech=self.no_speech > 0)
 
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
@@ -46,11 +90,22 @@ class WhisperPrompt(Prompt):
     """`[<|startofprev|> prompt] <|startoftranscript|> [<|en|>] <|transcribe|> <|notimestamps|> text <|endoftext|>`.
 
     The whole decoder sequence, as `WhisperTokenizer` gives it: at load, all but the last id go in and all but the first
-    are the labels, of which the prefix is masked. Source of the format: Radford et al. 2022, section 2.3.
+    are the labels, of which the prefix is masked. Source of the format: Radford et al. 2022, section 2.3. A window with
+    timestamps has `<|0.00|> text<|1.20|><|1.20|> text<|2.50|><|28.40|><|endoftext|>` behind the task, one without
+    speech is `<|startoftranscript|> <|nospeech|> <|endoftext|>`.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    reads_parts: ClassVar[bool] = True
+
+    def __init__(self, vocabulary: Vocabulary, *, timestamps: bool = False, no_speech: bool = False) -> None:
+        """Takes the tokenizer. timestamps, no_speech: whether their tokens are needed."""
         super().__init__(vocabulary)
+        self._steps: list[int] = []
+        if timestamps:
+            names = (f"<|{step * STEP_S:.2f}|>" for step in range(_LAST_STEP + 1))
+            self._steps = [vocabulary.require(name, prompt="whisper") for name in names]
+        silent = next((name for name in _NO_SPEECH if vocabulary.find(name) is not None), _NO_SPEECH[0])
+        self._silent_id = vocabulary.require(silent, prompt="whisper") if no_speech else None
         self._previous_id = vocabulary.require("<|startofprev|>", prompt="whisper")
         self._start_id = vocabulary.require("<|startoftranscript|>", prompt="whisper")
         self._task_ids = [
@@ -59,15 +114,31 @@ class WhisperPrompt(Prompt):
         self._end_id = vocabulary.require("<|endoftext|>", prompt="whisper")
 
     def texts(self, utterance: Utterance) -> list[str]:
-        """Returns the text, and the prompt where there is one."""
-        return [utterance.text, _as_earlier(utterance.prompt)] if utterance.prompt else [utterance.text]
+        """Returns the text or its parts, and the prompt where there is one."""
+        parts = utterance.spoken if self._steps else None
+        texts = [utterance.text] if parts is None else [_as_earlier(text) for *_, text in parts if text]
+        return [*texts, _as_earlier(utterance.prompt)] if utterance.prompt else texts
 
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; TextError `unknown_language` where the tokenizer has no such tag."""
-        prefix = [*self._previous(utterance), self._start_id, *self._language(utterance), *self._task_ids]
-        ids = [*prefix, *self._vocabulary.encode(utterance.text, sample_id=utterance.sample_id), self._end_id]
+        begin = [*self._previous(utterance), self._start_id]
+        prefix = [*begin, *self._language(utterance), *self._task_ids]
+        if utterance.spoken is not None and not utterance.spoken and self._silent_id is not None:
+            prefix, ids = begin, [*begin, self._silent_id, self._end_id]
+        elif utterance.spoken is not None and self._steps:
+            prefix = prefix[:-1]  # without <|notimestamps|>
+            ids = [*prefix, *self._timed(utterance.spoken, utterance.sample_id), self._end_id]
+        else:
+            ids = [*prefix, *self._vocabulary.encode(utterance.text, sample_id=utterance.sample_id), self._end_id]
         # Labels are the sequence moved by one, prefix included: that is what Whisper's 448 positions hold.
         return TokenSequence(ids=ids, prefix_len=len(prefix), num_label_tokens=len(ids) - 1)
+
+    def _timed(self, parts: Sequence[Part], sample_id: str) -> Iterator[int]:
+        for first, last, text in parts:
+            yield self._steps[min(first, _LAST_STEP)]
+            if last is not None:
+                yield from self._vocabulary.encode(_as_earlier(text), sample_id=sample_id)
+                yield self._steps[min(last, _LAST_STEP)]
 
     def text_ids(self, ids: list[int]) -> list[int]:
         return ids[ids.index(self._start_id) :] if self._start_id in ids else ids
@@ -75,8 +146,9 @@ class WhisperPrompt(Prompt):
     def _previous(self, utterance: Utterance) -> list[int]:
         if not utterance.prompt:
             return []
-        earlier = _as_earlier(utterance.prompt)
-        return [self._previous_id, *self._vocabulary.encode(earlier, sample_id=utterance.sample_id)]
+        ids = self._vocabulary.encode(_as_earlier(utterance.prompt), sample_id=utterance.sample_id)
+        # Of an earlier window as much as Whisper itself goes on from; a prompt of the source is left as it is.
+        return [self._previous_id, *(ids if utterance.spoken is None else ids[-_MOST_EARLIER:])]
 
     def _language(self, utterance: Utterance) -> list[int]:
         if utterance.language is None:

@@ -18,6 +18,11 @@ from forebay.spans import TOKENS, span
 from forebay.store.layout import Array
 from forebay.store.texts import TextStore
 
+Spoken = Sequence[Sequence[int]]
+"""Which part of a window's text is spoken when: of each segment its first and last step, and its first and last
+character; of one that only begins in the window its first step. Nothing of a window without speech."""
+STEP_S = 0.02
+"""Seconds of a step, of Whisper's timestamps."""
 Size = tuple[int, int]
 """(width, height) of an image as displayed, in pixels of its file."""
 
@@ -28,6 +33,7 @@ class EncodedRows:
 
     texts: a transcript, a conversation in canonical form (JSON), a caption or a label; None where nothing gives one.
     kept: of `source.keep_columns`. told: what the group tells of each item that the row lists, in their order.
+    spoken: of windows, None of other rows; empty where no row is one.
     """
 
     ids: Sequence[str]
@@ -36,6 +42,7 @@ class EncodedRows:
     prompts: Sequence[str | None]
     kept: Sequence[Mapping[str, Any]]
     told: Sequence[Sequence[Any]]
+    spoken: Sequence[Spoken | None] = ()
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -18,7 +18,7 @@ from forebay.spans import TOKENS, span
 from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep, no_such_column
 from forebay.steps.text.line import OpenLine, PreparedTexts, Staged, TextLine, is_unseen
 from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, Problem, code_in, made_steps
-from forebay.steps.text.row_encoder import EncodedRow, EncodedRows
+from forebay.steps.text.row_encoder import EncodedRow, EncodedRows, Spoken
 from forebay.steps.text.tokenizer_files import ALONE
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array, FieldSpec, Group
@@ -137,7 +137,12 @@ class Transcript(TextStep):
         ]
         if cls.reads_labels == (source.columns.labels is None):
             found.append(no_such_column("labels", source.columns.labels, "text.prompt", cls.name))
-        return found
+        return [*found, *cls.own_contradictions(config)]
+
+    @classmethod
+    def own_contradictions(cls, config: Config) -> list[str]:  # noqa: ARG003
+        """Returns what the prompt's own settings and the rest of a config do not agree in."""
+        return []
 
     def without_code(self) -> Self:
         """Returns the step without the functions of the text line; see `TextLine.without_code`."""
@@ -171,11 +176,17 @@ _OF_THE_LINE = frozenset({"normalize", "language", "languages", "min_confidence"
 """Fields of which `TextLine.document` says what is in keys."""
 
 
+Part = tuple[int, int | None, str]
+"""A part of a window: first and last step of 20 ms, and text; None and "" of one that only begins in the window."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Utterance:
     """One transcript, ready to be written: `text` is normalised, `language` None where none is to be named.
 
     prompt: normalised; empty where there is none. carried: the language that the text named itself (Qwen3-ASR's form).
+    spoken: of a window its parts, each with its first and last step of 20 ms, or without text and end where it only
+    begins in it; None of other rows.
     """
 
     sample_id: str
@@ -183,6 +194,7 @@ class Utterance:
     language: str | None = None
     prompt: str = ""
     carried: str | None = None
+    spoken: Sequence[Part] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +211,12 @@ class TokenSequence:
 
 
 class Prompt:
-    """A model's way to write transcript, language and prompt as one sequence. A new one has `build`."""
+    """A model's way to write transcript, language and prompt as one sequence. A new one has `build`.
+
+    reads_parts: what is spoken when in a window makes a difference.
+    """
+
+    reads_parts: ClassVar[bool] = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -290,7 +307,12 @@ class TextEncoder:
         """See `RowEncoder`."""
         with span(TOKENS):
             made = self.encode_batch(
-                [text or "" for text in rows.texts], rows.languages, rows.prompts, sample_ids=rows.ids, store=store
+                [text or "" for text in rows.texts],
+                rows.languages,
+                rows.prompts,
+                sample_ids=rows.ids,
+                store=store,
+                spoken=rows.spoken,
             )
         for sample_id, text, language, kept, result in zip(
             rows.ids, rows.texts, rows.languages, rows.kept, made, strict=True
@@ -322,11 +344,13 @@ class TextEncoder:
         sample_ids: Sequence[str],
         store: TextStore | None = None,
         prepared: Sequence[PreparedTexts | Problem] | None = None,
+        spoken: Sequence[Spoken | None] = (),
     ) -> list[Encoded | TextError]:
         """Returns what every text became, or why it cannot be used, in their order; one does not depend on another.
 
         languages: code or English name in any case; empty is absent. prompts: earlier text or hot words; empty is
         absent. store: of detection and normalisation, see `OpenLine.prepare`. prepared: what `stages` found already.
+        spoken: of windows, see `EncodedRows`.
         Errors: `bad_text`, `empty_text`, `missing_language`, `unknown_language`, `label_too_long`, and what the steps
         of `text.normalize` say.
         """
@@ -334,9 +358,12 @@ class TextEncoder:
         parts = [self.prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
         bodies = self._line.prepare([body for _, body in parts], stated, store=store) if prepared is None else prepared
+        windows = self._windows([body for _, body in parts], bodies, spoken or [None] * len(bodies), store)
         utterances = [
-            _tried(self._utterance, body, carried, prompt or "", sample_id)
-            for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True)
+            _tried(self._utterance, body, carried, prompt or "", sample_id, window)
+            for (carried, _), body, prompt, sample_id, window in zip(
+                parts, bodies, prompts, sample_ids, windows, strict=True
+            )
         ]
         wanted = (self.prompt.texts(each) for each in utterances if isinstance(each, Utterance))
         with self.vocabulary.together(itertools.chain.from_iterable(wanted)):
@@ -344,6 +371,27 @@ class TextEncoder:
                 each if isinstance(each, TextError) else _tried(self._encoded, each, body)
                 for each, body in zip(utterances, bodies, strict=True)
             ]
+
+    def _windows(
+        self,
+        texts: Sequence[str],
+        bodies: Sequence[PreparedTexts | Problem],
+        spoken: Sequence[Spoken | None],
+        store: TextStore | None,
+    ) -> Iterator[list[Part] | Problem | None]:
+        """Yields the parts of windows, each normalised for itself; one of which nothing is left is none."""
+        for text, body, said in zip(texts, bodies, spoken, strict=True):
+            if said is None or isinstance(body, Problem) or not self.prompt.reads_parts:
+                yield None
+                continue
+            raw = [text[slice(*each[2:])] for each in said if len(each) > 1]
+            made = self._line.parts(raw, [body.language] * len(raw), store=store)
+            if problem := next((each for each in made if isinstance(each, Problem)), None):
+                yield problem
+                continue
+            clean = [str(each) for each in made] + [""] * (len(said) - len(made))
+            timed = [(each[0], each[1] if len(each) > 1 else None) for each in said]
+            yield [(*times, part) for times, part in zip(timed, clean, strict=True) if times[1] is None or part.strip()]
 
     def stages(self, texts: Sequence[str], languages: Sequence[str | None]) -> list[tuple[str | None, str, Staged]]:
         """Returns the language that every text carries itself, the text without it, and its way through the line."""
@@ -377,13 +425,24 @@ class TextEncoder:
         arrays = {name: np.array(value, dtype=np.int32) for name, value in values.items()}
         return Encoded(arrays, prepared, sequence.num_label_tokens)
 
-    def _utterance(self, body: PreparedTexts | Problem, carried: str | None, prompt: str, sample_id: str) -> Utterance:
-        if isinstance(body, Problem):
-            raise TextError(body.reason, f"{sample_id}: {body.message}")
-        if is_unseen(body.text):
+    def _utterance(
+        self,
+        body: PreparedTexts | Problem,
+        carried: str | None,
+        prompt: str,
+        sample_id: str,
+        spoken: Sequence[Part] | Problem | None,
+    ) -> Utterance:
+        for each in (body, spoken):
+            if isinstance(each, Problem):
+                raise TextError(each.reason, f"{sample_id}: {each.message}")
+        assert not isinstance(body, Problem)
+        assert not isinstance(spoken, Problem)
+        is_silence = spoken is not None and not spoken
+        if is_unseen(body.text) and not is_silence:
             raise TextError("empty_text", f"{sample_id}: the transcript is empty after normalisation")
         language = body.language or None
-        if self.step.language_tag_mode == "always" and language is None and carried is None:
+        if self.step.language_tag_mode == "always" and language is None and carried is None and not is_silence:
             raise TextError(
                 "missing_language",
                 f'{sample_id}: no language, but text.language_tag_mode = "always"; '
@@ -395,6 +454,7 @@ class TextEncoder:
             language=None if self.step.language_tag_mode == "none" else language,
             prompt=self._normalized(prompt, body.language, sample_id).strip() if prompt else "",
             carried=carried and self._normalized(carried, "", sample_id),
+            spoken=spoken,
         )
 
     def _normalized(self, text: str, language: str, sample_id: str) -> str:
