@@ -7,6 +7,7 @@ they come from hours, and quantised to whole numbers of 65,536.
 from __future__ import annotations
 
 import difflib
+import functools
 import heapq
 import math
 from collections.abc import Mapping, Sequence
@@ -48,8 +49,7 @@ class Assignment:
             )
         self.weights: Array = weights // np.gcd.reduce(weights)
         self.period = int(self.weights.sum())
-        sources = np.array(_earliest_due_first(self.weights.tolist(), length or self.period), dtype=np.uint16)
-        self._sources = sources
+        self._sources = sources = _earliest_due_first(tuple(self.weights.tolist()), length or self.period)
         # Sorted by source, then place: where each source's turns lie in a period, and how many it had before a place.
         turns: Array = np.argsort(sources, kind="stable")
         self._occurrences = turns
@@ -93,13 +93,17 @@ class Assignment:
         return found
 
 
-def _earliest_due_first(weights: list[int], length: int) -> list[int]:
-    """Returns the first `length` places of one period. All in integers: a window's ends are ratios of them."""
+@functools.lru_cache(maxsize=32)  # a tenth of a second each, and each loader of a run asks for the same
+def _earliest_due_first(weights: tuple[int, ...], length: int) -> Array:
+    """Returns the first `length` places of one period, uint16, read-only.
+
+    All in integers: a window's ends are ratios of them.
+    """
     period = sum(weights)
     length = min(length, period)
     live = sum(weight > 0 for weight in weights)
     if live == 1:
-        return [next(number for number, weight in enumerate(weights) if weight)] * length
+        return _kept([next(number for number, weight in enumerate(weights) if weight)] * length)
     halves = 2 * live - 2  # 1 / d
     released: list[list[tuple[int, int]]] = [[] for _ in range(length)]
     for source, weight in enumerate(weights):
@@ -116,7 +120,13 @@ def _earliest_due_first(weights: list[int], length: int) -> list[int]:
         for turn_due in arrived:
             heapq.heappush(waiting, turn_due)
         order.append(heapq.heappop(waiting)[1])
-    return order
+    return _kept(order)
+
+
+def _kept(order: list[int]) -> Array:
+    found = np.array(order, dtype=np.uint16)
+    found.flags.writeable = False
+    return found
 
 
 PERIOD = 65_536
