@@ -27,7 +27,7 @@ from forebay.tar.index import load_index
 from tests.faults.children import Children, serving
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy, object_arrays, sign
 from tests.faults.row import Row, made
-from tests.preprocess.corpus import Corpus
+from tests.preprocess.corpus import Corpus, flac, tone
 from tests.rows.helpers import read_rows
 from tests.store_factory import make_cache
 from tests.strategies import changed_bytes, changed_documents
@@ -135,7 +135,7 @@ def jsonl(folder: Path, data: st.DataObject) -> None:
 
 
 def speech_set(folder: Path, data: st.DataObject) -> None:
-    """A Kaldi folder, a manifest of NeMo or cuts of lhotse, one file of which is changed."""
+    """A Kaldi folder, a manifest of NeMo, cuts of lhotse or subtitles, one file of which is changed."""
     name = data.draw(st.sampled_from(sorted(_SPEECH_SETS)))
     place, files = folder / "raw" / name, dict(_SPEECH_SETS[name])
     changed = data.draw(st.sampled_from(sorted(files)))
@@ -147,7 +147,7 @@ def speech_set(folder: Path, data: st.DataObject) -> None:
     made(place)
     for each, content in files.items():
         (place / each).write_bytes(content)
-    manifest = place if name == "kaldi" else place / next(iter(files))
+    manifest = place if name in ("kaldi", "subtitles") else place / next(iter(files))
     read_rows(SourceConfig(kind=name.partition("_")[0], manifest=(str(manifest),)), cache_root=folder / "root")
 
 
@@ -186,6 +186,29 @@ _CUT = {
     },
 }
 _LINES = (f"{json.dumps(_CUT)}\n" * 2).encode()
+_TEXT_GRID = b"""File type = "ooTextFile"
+Object class = "TextGrid"
+
+xmin = 0
+xmax = 3
+tiers? <exists>
+size = 1
+item []:
+    item [1]:
+        class = "IntervalTier"
+        name = "words"
+        xmin = 0
+        xmax = 3
+        intervals: size = 2
+        intervals [1]:
+            xmin = 0
+            xmax = 1
+            text = "hello"
+        intervals [2]:
+            xmin = 1
+            xmax = 3
+            text = ""
+"""
 _SPEECH_SETS: dict[str, dict[str, bytes]] = {
     "kaldi": {
         "wav.scp": b"r1 a.flac\nr2 b.flac\n",
@@ -197,6 +220,14 @@ _SPEECH_SETS: dict[str, dict[str, bytes]] = {
     },
     "nemo": {"train.json": (f"{json.dumps(_NEMO)}\n" * 2).encode()},
     "lhotse": {"cuts.jsonl": _LINES},
+    "subtitles": {
+        "a.flac": flac(tone(1, duration_s=3.0)),
+        "a.srt": b"1\n00:00:00,100 --> 00:00:01,000\nhello\n\n2\n00:00:01,200 --> 00:00:02,000\n<i>there</i>\n",
+        "b.flac": flac(tone(2, duration_s=3.0)),
+        "b.vtt": b"WEBVTT\n\n00:00.100 --> 00:01.000\n<v Ann>hello\n\nNOTE no cue\n\n00:01.200 --> 00:02.000\nyou\n",
+        "c.flac": flac(tone(3, duration_s=3.0)),
+        "c.TextGrid": _TEXT_GRID,
+    },
     "lhotse_packed": {"cuts.jsonl.gz": gzip.compress(_LINES, mtime=0)},
 }
 

@@ -172,6 +172,13 @@ def test_lost_text_of_a_vtt_is_named(folder: Path) -> None:
     assert (line["reason"], "belongs to no cue" in line["message"]) == ("bad_cue", True)
 
 
+def test_times_under_times_are_two_cues(folder: Path) -> None:
+    (folder / "data/a.srt").write_text("\n00:00:01,000 --> 00:00:02,000\n00:00:03,000 --> 00:00:04,000\nx\n")
+    cache = built(folder)
+    (line,) = json_lines(cache.folder / "rejected.jsonl")
+    assert (line["reason"], [row["text"] for row in rows_of(cache).values() if row["text"]]) == ("empty_cue", ["x"])
+
+
 WHOLE = grid([(0, 5000, "x"), (5000, 10_000, "y")])
 FILES = [
     ("a.TextGrid", WHOLE[: WHOLE.index("item [2]") - 150], "bad_subtitles", "is no TextGrid that can be read"),
@@ -183,6 +190,8 @@ FILES = [
     ("a.TextGrid", WHOLE.replace('"marks"', '"words"'), "bad_subtitles", "two tiers have one name"),
     ("a.vtt", "00:01.000 --> 00:02.000\nx", "bad_subtitles", "wanted WEBVTT"),
     ("a.srt", "some text", "bad_subtitles", "has no line with -->"),
+    ("a.srt", "", "bad_subtitles", "has no line with -->"),
+    ("a.vtt", "WEBVTT\n\nNOTE none\n", "bad_subtitles", "has no line with -->"),
 ]
 
 

@@ -182,8 +182,8 @@ def _cues(text: str, path: Path) -> Iterator[tuple[int, Cue]]:
     if form == "vtt" and not re.match(r"WEBVTT(\s|$)", lines[0]):
         raise SampleError("bad_subtitles", f"begins with {lines[0][:40]!r}, wanted WEBVTT; correct the file")
     times = [number for number, line in enumerate(lines) if _ARROW in line]
-    if not times and form == "srt" and text.strip():
-        raise SampleError("bad_subtitles", f"has no line with {_ARROW}, and is no SubRip; correct the file")
+    if not times:
+        raise SampleError("bad_subtitles", f"has no line with {_ARROW}, and so no cue; correct or remove it")
     ends = [*(number - _has_name(lines, number, form) for number in times[1:]), len(lines)]
     for start, end in zip(times, ends, strict=True):
         yield start + 1, _cue(lines[start:end], form, f"{path}, line {start + 1}")
@@ -193,7 +193,7 @@ def _has_name(lines: Sequence[str], number: int, form: str) -> bool:
     """Returns whether the line before the times of a cue is its number or name."""
     before = lines[number - 1].strip()
     is_alone = number < 2 or not lines[number - 2].strip()
-    return bool(before) and (is_alone or (form == "srt" and before.isdigit()))
+    return bool(before) and _ARROW not in before and (is_alone or (form == "srt" and before.isdigit()))
 
 
 def _cue(lines: Sequence[str], form: str, where: str) -> Cue:
