@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SUBTITLES, SourceConfig
+from forebay.config.data import RECORDINGS, SUBTITLES, UNREAD, SourceConfig
 from forebay.errors import DecodeError, SampleError
 from forebay.extras import require_module
 from forebay.rows.audio_facts import header_duration_s, locate_files
@@ -101,7 +101,8 @@ def list_subtitles(source: SourceConfig) -> Manifest:
         for subtitles, size in beside[path_stem(path)]:
             more = path_stem(os.path.basename(subtitles)).removeprefix(os.path.basename(path_stem(path)))
             cues = _cues_of(Path(subtitles), size, path, source)
-            listed.add(number, stem + more, more.removeprefix(".") or None, cues)
+            code = more.removeprefix(".")
+            listed.add(number, stem + more, None if not code or _is_sound(code) else code, cues)
         if not beside[path_stem(path)]:
             listed.add(number, stem, None, [Cue(0.0, math.nan, None)])
     return _manifest(source, files, pa.table(places_of(files, numbers, names)), listed, unused)
@@ -144,12 +145,18 @@ def _beside(files: SourceFiles, recordings: Sequence[str]) -> tuple[dict[str, li
             continue
         stem = path_stem(path)
         front, _, code = stem.rpartition(".")
-        owner = stem if stem in found else front if _CODE.fullmatch(code) else ""
+        is_named = _CODE.fullmatch(code) is not None or _is_sound(code)
+        owner = stem if stem in found else front if is_named else ""
         if owner in found:
             found[owner].append((path, size))
         else:
             lonely += 1
     return found, {LONELY: lonely} if lonely else {}
+
+
+def _is_sound(code: str) -> bool:
+    """Returns whether `talk.wav.srt` is of `talk.wav`."""
+    return f".{code.lower()}" in (*RECORDINGS, *UNREAD)
 
 
 def _cues_of(path: Path, size: int, recording: str, source: SourceConfig) -> list[Cue]:
@@ -158,9 +165,11 @@ def _cues_of(path: Path, size: int, recording: str, source: SourceConfig) -> lis
         if size > _MAX_BYTES:
             raise SampleError("bad_subtitles", f"has {size} bytes, wanted at most {_MAX_BYTES}")
         text = _decoded(path)
-        if path.suffix.lower() == ".textgrid":
-            return [*_intervals(text, path, recording, source)]
-        return [*_in_order(_cues(text, path), path)]
+        is_grid = path.suffix.lower() == ".textgrid"
+        found = [*(_intervals(text, path, recording, source) if is_grid else _in_order(_cues(text, path), path))]
+        if not found:
+            raise SampleError("bad_subtitles", "holds nothing that is said; correct it, or remove it")
+        return found
     except SampleError as err:
         return [Cue(0.0, math.nan, None, problem=(err.reason, f"{path}: {err}"))]
 
@@ -185,7 +194,7 @@ def _cues(text: str, path: Path) -> Iterator[tuple[int, Cue]]:
     if not times and form == "srt" and text.strip():
         raise SampleError("bad_subtitles", f"has no line with {_ARROW}, and is no SubRip; correct the file")
     ends = [*(number - _has_name(lines, number, form) for number in times[1:]), len(lines)]
-    for start, end in zip(times, ends, strict=True):
+    for start, end in zip(times, ends, strict=False):
         yield start + 1, _cue(lines[start:end], form, f"{path}, line {start + 1}")
 
 
