@@ -199,7 +199,7 @@ def _table(rows: pa.Table, windows: Sequence[_Window], rules: WindowRules) -> pa
         for (name, w), prompt in zip(kept, given, strict=True)
     ]
     languages = [x if w.segments else None for (_, w), x in zip(kept, table["language"].to_pylist(), strict=True)]
-    seconds = [w.end_s - w.start_s for _, w in kept]
+    seconds = [round(w.end_s - w.start_s, 6) for _, w in kept]  # 30 s are no more than 30 s
     columns = {
         **{"sample_id": [name for name, _ in kept], "duration_s": seconds, "stated_s": seconds},
         **{"language": languages, "prompt": prompts, "text": [w.text for _, w in kept]},

@@ -81,7 +81,8 @@ def test_windows_hold_every_segment_once_and_whole(steps: list[tuple[int, int]],
         last = row["spoken"][-1] if len(whole) < len(row["spoken"]) else []
         assert [each[:2] for each in whole] == [[tick - row["start"] for tick in segments[n]] for n in numbers]
         assert [row["text"][each[2] : each[3]] for each in whole] == [f"t{n}" for n in numbers]
-        assert 0 < row["end"] - row["start"] <= LENGTH
+        assert 0 < row["duration_s"] <= LENGTH * TICK_S
+        assert row["duration_s"] == pytest.approx(row["end_s"] - row["start_s"])
         others = [n for n in range(len(segments)) if n not in numbers]
         inside = [n for n in others if segments[n][0] < row["end"] and segments[n][1] > row["start"]]
         assert inside == ([numbers[-1] + 1] if last else [])
@@ -292,6 +293,25 @@ BAD = [
     ("window_s = 0.5\n", "", "new", "window_s is 0.5, wanted 1 or more seconds"),
     ("window_s = 3.0\n", "previous_text = 1.5\n", "new", "previous_text is 1.5, wanted a share from 0 to 1"),
 ]
+
+
+MOVED = [
+    ("[audio]\n", "[audio]\nspeeds = [0.9, 1.0]\n", r"audio\.speeds"),
+    ("[plan]\n", "[loader]\ncrop_s = 2.0\n[plan]\n", r"loader\.crop_s"),
+    ("[source]\n", '[source]\noverlong = "clip"\nmax_duration_s = 2.0\n', r'source\.overlong = "clip"'),
+    ("[plan]\n", '[[augment]]\nkind = "speed"\nfactors = [0.9]\n[plan]\n', r'\[\[augment\]\] kind = "speed"'),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "name"), MOVED)
+def test_what_moves_the_sound_is_not_for_timestamps(folder: Path, old: str, new: str, name: str) -> None:
+    path = write(folder, "moved", "timestamps = true\n")
+    kind = "waveform" if "crop" in name else "mel"
+    text = path.read_text().replace('features = "waveform"', f'features = "{kind}"')
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=rf"text\.timestamps are of the sound as it is, and {name}"):
+        load_config(path)
 
 
 @pytest.mark.parametrize(("window_s", "text", "form", "message"), BAD)
