@@ -185,13 +185,14 @@ FILES = [
     ("a.srt", "some text", "bad_subtitles", "has no line with -->"),
     ("a.srt", "\ufeff\n", "bad_subtitles", "holds nothing that is said"),
     ("a.vtt", "WEBVTT\n\nNOTE nothing", "bad_subtitles", "holds nothing that is said"),
+    ("a.TextGrid", WHOLE.replace('"!"', '"\xfc"'), "bad_text", "is not UTF-8"),
     ("a.TextGrid", grid([]), "bad_subtitles", "holds nothing that is said"),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "reason", "message"), FILES)
 def test_a_bad_file_costs_its_recording(folder: Path, name: str, text: str, reason: str, message: str) -> None:
-    (folder / "data" / name).write_text(text)
+    (folder / "data" / name).write_bytes(text.encode("latin-1" if reason == "bad_text" else "utf-8"))
     cache = built(folder)
     (line,) = json_lines(cache.folder / "rejected.jsonl")
     assert (line["reason"], message in line["message"]) == (reason, True), line

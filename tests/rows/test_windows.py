@@ -120,6 +120,12 @@ def test_shares_are_of_ids_and_larger_ones_hold_smaller_ones() -> None:
         assert 0.15 * most < len(names[0.3]) < 0.45 * most
 
 
+def test_a_start_that_no_recording_has_fills_no_memory() -> None:
+    found = listed([(0, 50), (10**15, 10**15 + 50)], WindowRules(no_speech=1.0))
+    assert len(found) == 10_002
+    assert [row["text"] for row in listed([(10**15, 10**15 + 50)], WindowRules())] == ["t0"]
+
+
 def test_overlapping_segments_never_write_a_time_that_goes_back() -> None:
     (row,) = listed([(0, 50), (20, 40), (45, 90)], WindowRules(timestamps=True))
     assert [each[:2] for each in row["spoken"]] == [[0, 50], [50, 50], [50, 90]]
