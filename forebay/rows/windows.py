@@ -154,7 +154,9 @@ class _Line:
             self._earlier = None
             return
         if self._kind != each.kind:
-            self._close(max(each.start_s, self._heard_s), then_s=each.start_s if self._held else self._at)
+            end_s = self._at + self._length_s
+            if self._held:
+                self._close(min(end_s, max(each.start_s, self._heard_s)), then_s=min(end_s, each.start_s))
             self._kind, self._earlier = each.kind, None
         while each.end_s > self._at + self._length_s + _SLACK_S and (self._held or self._at < each.start_s):
             self._forward(each)

@@ -40,7 +40,9 @@ LENGTH, TICK_S = 100, 0.02
 RATE_HZ, SECONDS = 8_000, 24
 
 
-def listed(segments: Sequence[tuple[int, int]], rules: WindowRules) -> list[dict[str, Any]]:
+def listed(
+    segments: Sequence[tuple[int, int]], rules: WindowRules, languages: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
     """The windows of segments of one recording, in ticks of 20 ms."""
     count = len(segments)
     start, end = (np.array([each[at] for each in segments], np.float64) * TICK_S for at in (0, 1))
@@ -49,6 +51,7 @@ def listed(segments: Sequence[tuple[int, int]], rules: WindowRules) -> list[dict
     }
     columns = {
         **{"sample_id": [f"s{at}" for at in range(count)], "text": [f"t{at}" for at in range(count)]},
+        "language": languages or ["en"] * count,
         **{"group": np.zeros(count, np.int32), "file": np.zeros(count, np.int32)},
         **{SPAN + name: pa.chunked_array([column]) for name, column in bounds.items()},
     }
@@ -62,21 +65,26 @@ def listed(segments: Sequence[tuple[int, int]], rules: WindowRules) -> list[dict
 
 
 @given(
-    steps=st.lists(st.tuples(st.integers(0, 250) | st.integers(0, 9), st.integers(1, 110)), min_size=1, max_size=12),
+    steps=st.lists(
+        st.tuples(st.integers(0, 250) | st.integers(0, 9), st.integers(1, 110), st.sampled_from(["en", "en", "fr"])),
+        min_size=1,
+        max_size=12,
+    ),
     timestamps=st.booleans(),
 )
-def test_windows_hold_every_segment_once_and_whole(steps: list[tuple[int, int]], timestamps: bool) -> None:  # noqa: FBT001
-    segments, at = [], 0
-    for gap, length in steps:
+def test_windows_hold_every_segment_once_and_whole(steps: list[tuple[int, int, str]], timestamps: bool) -> None:  # noqa: FBT001
+    segments, at, languages = [], 0, [language for *_, language in steps]
+    for gap, length, _ in steps:
         segments.append((at + gap, at + gap + length))
         at += gap + length
     good = [n for n, (start, end) in enumerate(segments) if end - start <= LENGTH]
-    found = listed(segments, WindowRules(timestamps=timestamps, no_speech=1.0))
+    found = listed(segments, WindowRules(timestamps=timestamps, no_speech=1.0), languages)
     speech = [row for row in found if row["text"]]
     held = [[int(text[1:]) for text in row["text"].split()] for row in speech]
     assert [n for numbers in held for n in numbers] == good
     for row, numbers in zip(speech, held, strict=True):
         assert row["sample_id"] == f"s{numbers[0]}+{len(numbers)}"
+        assert {languages[n] for n in numbers} == {row["language"]}
         whole = [each for each in row["spoken"] if len(each) > 1]
         last = row["spoken"][-1] if len(whole) < len(row["spoken"]) else []
         assert [each[:2] for each in whole] == [[tick - row["start"] for tick in segments[n]] for n in numbers]
@@ -91,7 +99,7 @@ def test_windows_hold_every_segment_once_and_whole(steps: list[tuple[int, int]],
             assert timestamps
             assert row["end"] - row["start"] == LENGTH
             assert last == [segments[following[0]][0] - row["start"]]
-        elif following and following[0] == numbers[-1] + 1:
+        elif following and following[0] == numbers[-1] + 1 and languages[following[0]] == row["language"]:
             assert segments[following[0]][1] > row["start"] + LENGTH  # what would fit is in it
     for row in (row for row in found if not row["text"]):
         assert (row["end"] - row["start"], row["spoken"]) == (LENGTH, [])
