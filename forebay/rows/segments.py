@@ -185,6 +185,9 @@ class RecordingParts:
         """
         start, stop = segment.frames(self.rate_hz)
         channels = self._opened.channels
+        if stop == start:
+            said = f"{self._name}, {segment}: less than a sample at {self.rate_hz} Hz; correct the manifest"
+            raise DecodeError("bad_segment", said)
         if segment.channel is not None and segment.channel >= channels:
             said = f"{self._name} has {channels} channels, and a row is of channel {segment.channel}; they count from 0"
             raise DecodeError("no_such_channel", f"{said}; correct the manifest")

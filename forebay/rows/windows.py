@@ -31,6 +31,8 @@ of 20 ms behind the window's start, and its first and last character; of a segme
 first step. An empty list is a window without speech."""
 LOST = f"{SPAN}lost"
 """The column of rows that have failed already, and are listed because their stretch is no silence."""
+_MOST_SILENT = 10_000
+"""Windows before one segment: a start that no recording has fills no memory."""
 _SLACK_S = 1e-6
 """Sums of seconds miss by less."""
 
@@ -94,7 +96,7 @@ def windowed(manifest: Manifest, length_s: float, rules: WindowRules) -> Manifes
     order = np.lexsort((np.arange(len(rows)), *keys.T[::-1])).tolist()
     made: list[_Window] = []
     for _, run in groupby(order, key=lambda at: keys[at].tolist()):
-        line = _Line(length_s, timestamps=rules.timestamps)
+        line = _Line(length_s, timestamps=rules.timestamps, silence=rules.no_speech > 0)
         for at in run:
             line.add(segments[at])
         made += line.ended()
@@ -132,9 +134,10 @@ def _segments(manifest: Manifest, length_s: float, rules: WindowRules) -> tuple[
 class _Line:
     """The windows of one recording and channel, made as its segments come in the order of their starts."""
 
-    def __init__(self, length_s: float, *, timestamps: bool) -> None:
-        self._length_s, self._timestamps = length_s, timestamps
-        self._at, self._number = 0.0, 0
+    def __init__(self, length_s: float, *, timestamps: bool, silence: bool) -> None:
+        """silence: windows without speech are wanted."""
+        self._length_s, self._timestamps, self._silence = length_s, timestamps, silence
+        self._at = 0.0
         self._kind: tuple[Any, ...] = ()
         self._earlier: str | None = None
         """The text of the window before, where nothing lies in between."""
@@ -144,14 +147,16 @@ class _Line:
     def add(self, each: _Segment) -> None:
         """Takes the next segment."""
         if not self._held:
-            self._at, self._number = min(self._at, each.start_s), 0
+            self._at = min(self._at, each.start_s)
         if each.is_lost:
             self._close(min(self._at + self._length_s, max(each.start_s, self._heard_s)), then_s=each.start_s)
             self._at = max(self._at, each.start_s if math.isnan(each.end_s) else each.end_s)
             self._earlier = None
             return
         if self._kind != each.kind:
-            self._close(max(each.start_s, self._heard_s), then_s=each.start_s if self._held else self._at)
+            end_s = self._at + self._length_s
+            if self._held:
+                self._close(min(end_s, max(each.start_s, self._heard_s)), then_s=min(end_s, each.start_s))
             self._kind, self._earlier = each.kind, None
         while each.end_s > self._at + self._length_s + _SLACK_S and (self._held or self._at < each.start_s):
             self._forward(each)
@@ -169,11 +174,13 @@ class _Line:
     def _forward(self, each: _Segment) -> None:
         """Moves the window on for a segment that ends behind it."""
         end_s = self._at + self._length_s
-        if each.start_s >= end_s:
-            if not self._held:
-                self._number += 1
-                self._windows.append(_Window(self._at, end_s, (), each.place, number=self._number))
-                self._earlier = None
+        if each.start_s >= end_s and not self._held:
+            count = int((each.start_s - self._at) // self._length_s)
+            starts = [self._at + number * self._length_s for number in range(min(count, _MOST_SILENT))]
+            silent = (_Window(at, at + self._length_s, (), each.place, number=n) for n, at in enumerate(starts, 1))
+            self._windows += silent if self._silence else ()
+            self._at, self._earlier = self._at + count * self._length_s, None
+        elif each.start_s >= end_s:
             self._close(end_s, then_s=end_s)
         else:
             stop_s = end_s if self._timestamps else max(each.start_s, self._heard_s)
@@ -199,7 +206,7 @@ def _table(rows: pa.Table, windows: Sequence[_Window], rules: WindowRules) -> pa
         for (name, w), prompt in zip(kept, given, strict=True)
     ]
     languages = [x if w.segments else None for (_, w), x in zip(kept, table["language"].to_pylist(), strict=True)]
-    seconds = [w.end_s - w.start_s for _, w in kept]
+    seconds = [round(w.end_s - w.start_s, 6) for _, w in kept]  # 30 s are no more than 30 s
     columns = {
         **{"sample_id": [name for name, _ in kept], "duration_s": seconds, "stated_s": seconds},
         **{"language": languages, "prompt": prompts, "text": [w.text for _, w in kept]},

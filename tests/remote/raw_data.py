@@ -113,6 +113,31 @@ def text(folder: Path) -> str:
     return "*.jsonl"
 
 
+def subtitles(folder: Path) -> str:
+    for name, data in _clips().items():
+        (folder / "deep").mkdir(exist_ok=True)
+        (folder / "deep" / f"{name}.flac").write_bytes(data)
+        (folder / "deep" / f"{name}.srt").write_text(f"1\n00:00:00,000 --> 00:00:00,080\n{name}\n")
+    return "deep"
+
+
+def kaldi(folder: Path) -> str:
+    for name, data in _clips().items():
+        (folder / f"{name}.flac").write_bytes(data)
+    (folder / "wav.scp").write_text("".join(f"{name} {name}.flac\n" for name in NAMES))
+    (folder / "segments").write_text("".join(f"u{name} {name} 0 0.08\n" for name in NAMES))
+    (folder / "text").write_text("".join(f"u{name} of {name}\n" for name in NAMES))
+    return ""
+
+
+def nemo(folder: Path) -> str:
+    for name, data in _clips().items():
+        (folder / f"{name}.flac").write_bytes(data)
+    lines = [{"audio_filepath": f"{name}.flac", "offset": 0.0, "duration": 0.08, "text": name} for name in NAMES]
+    (folder / "m.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return "m.json"
+
+
 def _asked(name: str) -> dict[str, str]:
     return {"id": name, "question": f"What of {name}?", "answer": "Waves."}
 
@@ -159,6 +184,9 @@ SPEECH: dict[str, tuple[str, Callable[[Path], str]]] = {
     "hf-saved": ("hf", hf_saved),
     "ljspeech": ("ljspeech", ljspeech),
     "text": ("text", text),
+    "subtitles": ("subtitles", subtitles),
+    "kaldi": ("kaldi", kaldi),
+    "nemo": ("nemo", nemo),
 }
 VISION: dict[str, tuple[str, Callable[[Path], str]]] = {
     "vision-jsonl": ("jsonl", vision_jsonl),

@@ -256,13 +256,14 @@ def test_bad_rows_cost_themselves_with_a_reason(folder: Path) -> None:
         (("a.wav", -1, 4, None, "2"), "bad_segment"),
         (("a.wav", 0, 1, -1, "3"), "bad_segment"),
         (("a.wav", math.nan, 4, None, "4"), "bad_segment"),
+        (("a.wav", 1.00001, 1.00002, None, "4a"), "bad_segment"),
         (("a.wav", 40, 41, None, "5"), "segment_past_end"),
         (("a.wav", 7, 15, None, "6"), "duration_mismatch"),
         (("b.flac", 0, 1, 7, "7"), "no_such_channel"),
         (("gone.wav", 0, 1, None, "8"), "missing_file"),
         (("a.wav", 1.0, 2.0, None, "again"), "duplicate_id"),
     ]
-    cache = built(config_of(folder, [*good, *(row for row, _ in bad)], name="bad"))
+    cache = built(config_of(folder, [*good, *(row for row, _ in bad)], "run.max_failed_share=0.95", name="bad"))
     assert len(cache) == 1
     found = [line["reason"] for line in json_lines(cache.folder / "rejected.jsonl")]
     assert sorted(found) == sorted(reason for _, reason in bad)

@@ -150,6 +150,14 @@ def test_a_set_is_its_segments_with_what_is_said_of_them(folder: Path, form: str
         assert np.array_equal(row["waveform"], samples[round(start * RATE_HZ) : round(end * RATE_HZ), channel])
 
 
+@pytest.mark.parametrize("form", ["kaldi", "nemo", "lhotse"])
+def test_recordings_may_lie_in_a_folder_of_their_own(folder: Path, form: str) -> None:
+    manifest = FORMS[form](folder)
+    (folder / "other").mkdir()
+    (folder / "wavs").rename(folder / "other" / "wavs")
+    assert len(rows_of(built(folder, form, manifest, 'audio_dir = "other"\n'))) == 3
+
+
 def test_ids_of_nemo_are_those_of_segments_and_whole_recordings_keep_theirs(folder: Path) -> None:
     nemo(folder)
     with open(folder / "manifest.json", "a") as file:

@@ -190,18 +190,33 @@ FILES = [
     ("a.TextGrid", WHOLE.replace('"marks"', '"words"'), "bad_subtitles", "two tiers have one name"),
     ("a.vtt", "00:01.000 --> 00:02.000\nx", "bad_subtitles", "wanted WEBVTT"),
     ("a.srt", "some text", "bad_subtitles", "has no line with -->"),
-    ("a.srt", "", "bad_subtitles", "has no line with -->"),
-    ("a.vtt", "WEBVTT\n\nNOTE none\n", "bad_subtitles", "has no line with -->"),
+    ("a.srt", "\ufeff\n", "bad_subtitles", "holds nothing that is said"),
+    ("a.vtt", "WEBVTT\n\nNOTE nothing", "bad_subtitles", "holds nothing that is said"),
+    ("a.TextGrid", WHOLE.replace('"!"', '"\xfc"'), "bad_text", "is not UTF-8"),
+    ("a.TextGrid", grid([]), "bad_subtitles", "holds nothing that is said"),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "reason", "message"), FILES)
 def test_a_bad_file_costs_its_recording(folder: Path, name: str, text: str, reason: str, message: str) -> None:
-    (folder / "data" / name).write_text(text)
+    (folder / "data" / name).write_bytes(text.encode("latin-1" if reason == "bad_text" else "utf-8"))
     cache = built(folder)
     (line,) = json_lines(cache.folder / "rejected.jsonl")
     assert (line["reason"], message in line["message"]) == (reason, True), line
     assert len(cache) == 3
+
+
+def test_names_of_subtitles_may_have_the_ending_of_the_recording_and_any_case(folder: Path) -> None:
+    for name in ("a.flac.srt", "b.EN-us.SRT", "deep/c.wav.Vtt", "lone.notes.srt"):
+        form = vtt if name.endswith("Vtt") else srt
+        (folder / "data" / name).write_text(form([(0, 1000, name)]))
+    rows = rows_of(built(folder))
+    assert {row["text"]: row["language"] for row in rows.values()} == {
+        "a.flac.srt": "",
+        "b.EN-us.SRT": "EN-us",
+        "deep/c.wav.Vtt": "",
+        "": "",
+    }
 
 
 def test_tiers_are_named_by_a_pattern(folder: Path) -> None:

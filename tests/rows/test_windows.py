@@ -40,7 +40,9 @@ LENGTH, TICK_S = 100, 0.02
 RATE_HZ, SECONDS = 8_000, 24
 
 
-def listed(segments: Sequence[tuple[int, int]], rules: WindowRules) -> list[dict[str, Any]]:
+def listed(
+    segments: Sequence[tuple[int, int]], rules: WindowRules, languages: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
     """The windows of segments of one recording, in ticks of 20 ms."""
     count = len(segments)
     start, end = (np.array([each[at] for each in segments], np.float64) * TICK_S for at in (0, 1))
@@ -49,6 +51,7 @@ def listed(segments: Sequence[tuple[int, int]], rules: WindowRules) -> list[dict
     }
     columns = {
         **{"sample_id": [f"s{at}" for at in range(count)], "text": [f"t{at}" for at in range(count)]},
+        "language": languages or ["en"] * count,
         **{"group": np.zeros(count, np.int32), "file": np.zeros(count, np.int32)},
         **{SPAN + name: pa.chunked_array([column]) for name, column in bounds.items()},
     }
@@ -62,26 +65,32 @@ def listed(segments: Sequence[tuple[int, int]], rules: WindowRules) -> list[dict
 
 
 @given(
-    steps=st.lists(st.tuples(st.integers(0, 250) | st.integers(0, 9), st.integers(1, 110)), min_size=1, max_size=12),
+    steps=st.lists(
+        st.tuples(st.integers(0, 250) | st.integers(0, 9), st.integers(1, 110), st.sampled_from(["en", "en", "fr"])),
+        min_size=1,
+        max_size=12,
+    ),
     timestamps=st.booleans(),
 )
-def test_windows_hold_every_segment_once_and_whole(steps: list[tuple[int, int]], timestamps: bool) -> None:  # noqa: FBT001
-    segments, at = [], 0
-    for gap, length in steps:
+def test_windows_hold_every_segment_once_and_whole(steps: list[tuple[int, int, str]], timestamps: bool) -> None:  # noqa: FBT001
+    segments, at, languages = [], 0, [language for *_, language in steps]
+    for gap, length, _ in steps:
         segments.append((at + gap, at + gap + length))
         at += gap + length
     good = [n for n, (start, end) in enumerate(segments) if end - start <= LENGTH]
-    found = listed(segments, WindowRules(timestamps=timestamps, no_speech=1.0))
+    found = listed(segments, WindowRules(timestamps=timestamps, no_speech=1.0), languages)
     speech = [row for row in found if row["text"]]
     held = [[int(text[1:]) for text in row["text"].split()] for row in speech]
     assert [n for numbers in held for n in numbers] == good
     for row, numbers in zip(speech, held, strict=True):
         assert row["sample_id"] == f"s{numbers[0]}+{len(numbers)}"
+        assert {languages[n] for n in numbers} == {row["language"]}
         whole = [each for each in row["spoken"] if len(each) > 1]
         last = row["spoken"][-1] if len(whole) < len(row["spoken"]) else []
         assert [each[:2] for each in whole] == [[tick - row["start"] for tick in segments[n]] for n in numbers]
         assert [row["text"][each[2] : each[3]] for each in whole] == [f"t{n}" for n in numbers]
-        assert 0 < row["end"] - row["start"] <= LENGTH
+        assert 0 < row["duration_s"] <= LENGTH * TICK_S
+        assert row["duration_s"] == pytest.approx(row["end_s"] - row["start_s"])
         others = [n for n in range(len(segments)) if n not in numbers]
         inside = [n for n in others if segments[n][0] < row["end"] and segments[n][1] > row["start"]]
         assert inside == ([numbers[-1] + 1] if last else [])
@@ -90,7 +99,7 @@ def test_windows_hold_every_segment_once_and_whole(steps: list[tuple[int, int]],
             assert timestamps
             assert row["end"] - row["start"] == LENGTH
             assert last == [segments[following[0]][0] - row["start"]]
-        elif following and following[0] == numbers[-1] + 1:
+        elif following and following[0] == numbers[-1] + 1 and languages[following[0]] == row["language"]:
             assert segments[following[0]][1] > row["start"] + LENGTH  # what would fit is in it
     for row in (row for row in found if not row["text"]):
         assert (row["end"] - row["start"], row["spoken"]) == (LENGTH, [])
@@ -117,6 +126,12 @@ def test_shares_are_of_ids_and_larger_ones_hold_smaller_ones() -> None:
         assert not names[0.0]
         assert names[0.3] < names[0.6] < names[1.0]
         assert 0.15 * most < len(names[0.3]) < 0.45 * most
+
+
+def test_a_start_that_no_recording_has_fills_no_memory() -> None:
+    found = listed([(0, 50), (10**15, 10**15 + 50)], WindowRules(no_speech=1.0))
+    assert len(found) == 10_002
+    assert [row["text"] for row in listed([(10**15, 10**15 + 50)], WindowRules())] == ["t0"]
 
 
 def test_overlapping_segments_never_write_a_time_that_goes_back() -> None:
@@ -292,6 +307,25 @@ BAD = [
     ("window_s = 0.5\n", "", "new", "window_s is 0.5, wanted 1 or more seconds"),
     ("window_s = 3.0\n", "previous_text = 1.5\n", "new", "previous_text is 1.5, wanted a share from 0 to 1"),
 ]
+
+
+MOVED = [
+    ("[audio]\n", "[audio]\nspeeds = [0.9, 1.0]\n", r"audio\.speeds"),
+    ("[plan]\n", "[loader]\ncrop_s = 2.0\n[plan]\n", r"loader\.crop_s"),
+    ("[source]\n", '[source]\noverlong = "clip"\nmax_duration_s = 2.0\n', r'source\.overlong = "clip"'),
+    ("[plan]\n", '[[augment]]\nkind = "speed"\nfactors = [0.9]\n[plan]\n', r'\[\[augment\]\] kind = "speed"'),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "name"), MOVED)
+def test_what_moves_the_sound_is_not_for_timestamps(folder: Path, old: str, new: str, name: str) -> None:
+    path = write(folder, "moved", "timestamps = true\n")
+    kind = "waveform" if "crop" in name else "mel"
+    text = path.read_text().replace('features = "waveform"', f'features = "{kind}"')
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=rf"text\.timestamps are of the sound as it is, and {name}"):
+        load_config(path)
 
 
 @pytest.mark.parametrize(("window_s", "text", "form", "message"), BAD)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
 import re
 import zlib
 from collections import Counter
@@ -29,6 +28,7 @@ from forebay.rows.readers.csv_tables import TextTable
 from forebay.rows.readers.json_lines import BAD_ROW, JsonError, parse_nested
 from forebay.rows.readers.table_files import TableRows, listed_tables
 from forebay.rows.segments import segmented
+from forebay.store.remote.raw.raw_sources import at_hand, names_in
 from forebay.store.source_files import SourceFile
 
 _TEXT, _SECONDS = pa.large_string(), pa.float64()
@@ -101,7 +101,7 @@ def _kaldi_sets(files: Sequence[SourceFile]) -> Iterator[tuple[int, _Rows]]:
     for folder, named in folders.items():
         if _WAV_SCP not in named:
             raise ManifestError(f"{folder}: no {_WAV_SCP} among its files; {_FOLDER}", code="FB205")
-        if missing := sorted({_SEGMENTS, _TEXTS}.intersection(os.listdir(folder)) - named.keys()):
+        if missing := sorted({_SEGMENTS, _TEXTS}.intersection(names_in(folder)) - named.keys()):
             said = f"{folder / _WAV_SCP}: {', '.join(missing)} beside it is not read; {_FOLDER}"
             raise ManifestError(said, code="FB205")
         yield named[_WAV_SCP][0], _kaldi_rows({name: file.path for name, (_, file) in named.items()})
@@ -175,7 +175,8 @@ def _pairs(path: Path) -> Iterator[tuple[int, str, str]]:
 def _lines(path: Path) -> Iterator[bytes]:
     """Yields the lines of a file, unpacked where its name ends in .gz. Raises ManifestError where it is cut short."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        is_packed = path.suffix == ".gz"
+        with at_hand(path) as local, gzip.open(local) if is_packed else open(local, "rb") as file:
             for line in iter(lambda: file.readline(_MAX_LINE), b""):
                 if len(line) == _MAX_LINE:
                     raise ManifestError(f"{path}: a line has {_MAX_LINE} bytes or more; it is none of this form")

@@ -13,14 +13,13 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SUBTITLES, SourceConfig
+from forebay.config.data import RECORDINGS, SUBTITLES, UNREAD, SourceConfig
 from forebay.errors import DecodeError, SampleError
 from forebay.extras import require_module
 from forebay.rows.audio_facts import header_duration_s, locate_files
@@ -54,7 +53,10 @@ _SLACK_S = 0.002
 
 
 class Cue(NamedTuple):
-    """A stretch of a recording in seconds and what is said there. problem: reason and message of one of no use."""
+    """A stretch of a recording in seconds and what is said there. problem: reason and message of one of no use.
+
+    recording: its place among those that are listed. stem: of the cue's id.
+    """
 
     start_s: float
     end_s: float
@@ -62,23 +64,9 @@ class Cue(NamedTuple):
     speaker: str | None = None
     problem: tuple[str, str] | None = None
     kept: Mapping[str, str] = {}
-
-
-@dataclass(slots=True)
-class _Listed:
-    """The rows of all recordings, column by column."""
-
-    of: list[int] = field(default_factory=list)
-    stems: list[str] = field(default_factory=list)
-    languages: list[str | None] = field(default_factory=list)
-    cues: list[Cue] = field(default_factory=list)
-
-    def add(self, recording: int, stem: str, language: str | None, cues: Iterable[Cue]) -> None:
-        for cue in cues:
-            self.of.append(recording)
-            self.stems.append(stem)
-            self.languages.append(language)
-            self.cues.append(cue)
+    recording: int = 0
+    stem: str = ""
+    language: str | None = None
 
 
 def list_subtitles(source: SourceConfig) -> Manifest:
@@ -93,38 +81,35 @@ def list_subtitles(source: SourceConfig) -> Manifest:
     files = manifest_files(source)
     numbers = sound_files(files)
     require_rows(len(numbers), files)
-    recordings, listed = files.take(numbers), _Listed()
+    recordings, cues = files.take(numbers), list[Cue]()
     beside, unused = _beside(files, recordings.paths)
     names = recordings.shown()
     for number, (path, name) in enumerate(zip(recordings.paths, names.to_pylist(), strict=True)):
         stem = path_stem(name)
         for subtitles, size in beside[path_stem(path)]:
             more = path_stem(os.path.basename(subtitles)).removeprefix(os.path.basename(path_stem(path)))
-            cues = _cues_of(Path(subtitles), size, path, source)
-            listed.add(number, stem + more, more.removeprefix(".") or None, cues)
+            code = None if not more or _is_sound(more[1:]) else more[1:]
+            found = _cues_of(Path(subtitles), size, path, source)
+            cues += [cue._replace(recording=number, stem=stem + more, language=code) for cue in found]
         if not beside[path_stem(path)]:
-            listed.add(number, stem, None, [Cue(0.0, math.nan, None)])
-    return _manifest(source, files, pa.table(places_of(files, numbers, names)), listed, unused)
+            cues.append(Cue(0.0, math.nan, None, recording=number, stem=stem))
+    return _manifest(source, files, pa.table(places_of(files, numbers, names)), cues, unused)
 
 
 def _manifest(
-    source: SourceConfig, files: SourceFiles, places: pa.Table, listed: _Listed, unused: Mapping[str, int]
+    source: SourceConfig, files: SourceFiles, places: pa.Table, cues: Sequence[Cue], unused: Mapping[str, int]
 ) -> Manifest:
-    failures, cues = Failures(), listed.cues
-    bounds = {
-        "start_s": np.array([cue.start_s for cue in cues], np.float64),
-        "end_s": np.array([cue.end_s for cue in cues], np.float64),
-        "channel": np.full(len(cues), np.nan),
-    }
-    assert bounds.keys() == SEGMENT_COLUMNS.keys()
-    ids = named_segments(pa.array(listed.stems, pa.large_string()), None, bounds)
+    failures, times = Failures(), [(cue.start_s, cue.end_s, math.nan) for cue in cues]
+    bounds = dict(zip(SEGMENT_COLUMNS, np.array(times, np.float64).T, strict=True))
+    ids = named_segments(pa.array([cue.stem for cue in cues], pa.large_string()), None, bounds)
     for row, (cue, name) in enumerate(zip(cues, ids.to_pylist(), strict=True)):
         if cue.problem is not None:
             failures.add(row, name, *cue.problem)
     said = [{"speaker": cue.speaker, **cue.kept} for cue in cues]
     columns = {
-        **dict(zip(places.column_names, places.take(listed.of).columns, strict=True)),
-        **{"sample_id": ids, "text": [cue.text for cue in cues], "language": pa.array(listed.languages, TEXT)},
+        **dict(zip(places.column_names, places.take([cue.recording for cue in cues]).columns, strict=True)),
+        **{"sample_id": ids, "text": [cue.text for cue in cues]},
+        "language": pa.array([cue.language for cue in cues], TEXT),
         **{SPAN + name: pa.array(column) for name, column in bounds.items()},
     }
     kept = {name: pa.chunked_array([pa.array([each.get(name) for each in said], TEXT)]) for name in source.keep_columns}
@@ -144,12 +129,18 @@ def _beside(files: SourceFiles, recordings: Sequence[str]) -> tuple[dict[str, li
             continue
         stem = path_stem(path)
         front, _, code = stem.rpartition(".")
-        owner = stem if stem in found else front if _CODE.fullmatch(code) else ""
+        is_named = _CODE.fullmatch(code) is not None or _is_sound(code)
+        owner = stem if stem in found else front if is_named else ""
         if owner in found:
             found[owner].append((path, size))
         else:
             lonely += 1
     return found, {LONELY: lonely} if lonely else {}
+
+
+def _is_sound(code: str) -> bool:
+    """Returns whether `talk.wav.srt` is of `talk.wav`."""
+    return f".{code.lower()}" in (*RECORDINGS, *UNREAD)
 
 
 def _cues_of(path: Path, size: int, recording: str, source: SourceConfig) -> list[Cue]:
@@ -158,9 +149,11 @@ def _cues_of(path: Path, size: int, recording: str, source: SourceConfig) -> lis
         if size > _MAX_BYTES:
             raise SampleError("bad_subtitles", f"has {size} bytes, wanted at most {_MAX_BYTES}")
         text = _decoded(path)
-        if path.suffix.lower() == ".textgrid":
-            return [*_intervals(text, path, recording, source)]
-        return [*_in_order(_cues(text, path), path)]
+        is_grid = path.suffix.lower() == ".textgrid"
+        found = [*(_intervals(text, recording, source) if is_grid else _in_order(_cues(text, path), path))]
+        if not found:
+            raise SampleError("bad_subtitles", "holds nothing that is said; correct it, or remove it")
+        return found
     except SampleError as err:
         return [Cue(0.0, math.nan, None, problem=(err.reason, f"{path}: {err}"))]
 
@@ -182,10 +175,10 @@ def _cues(text: str, path: Path) -> Iterator[tuple[int, Cue]]:
     if form == "vtt" and not re.match(r"WEBVTT(\s|$)", lines[0]):
         raise SampleError("bad_subtitles", f"begins with {lines[0][:40]!r}, wanted WEBVTT; correct the file")
     times = [number for number, line in enumerate(lines) if _ARROW in line]
-    if not times:
-        raise SampleError("bad_subtitles", f"has no line with {_ARROW}, and so no cue; correct or remove it")
+    if not times and form == "srt" and text.strip():
+        raise SampleError("bad_subtitles", f"has no line with {_ARROW}, and is no SubRip; correct the file")
     ends = [*(number - _has_name(lines, number, form) for number in times[1:]), len(lines)]
-    for start, end in zip(times, ends, strict=True):
+    for start, end in zip(times, ends, strict=False):
         yield start + 1, _cue(lines[start:end], form, f"{path}, line {start + 1}")
 
 
@@ -208,7 +201,8 @@ def _cue(lines: Sequence[str], form: str, where: str) -> Cue:
         is_timed = re.search(r"\d\s*-->\s*\d", lines[0]) and not "".join(lines[1:]).strip()
         reason, said = _EMPTY if is_timed else ("bad_cue", f"{lines[0][:60]!r} has no times; correct the line")
         return Cue(0.0, math.nan, None, problem=(reason, f"{where}: {said}"))
-    start, end = (_seconds(time) for time in (found[0].start_time, found[0].end_time))
+    times = (found[0].start_time, found[0].end_time)
+    start, end = (3600 * t.hours + 60 * t.minutes + t.seconds + t.milliseconds / 1000 for t in times)
     raw = found[0].raw_text
     plain, voices = _MARKUP.sub("", raw), {*_VOICE.findall(raw)}
     text = " ".join(html.unescape(plain).split())
@@ -231,10 +225,6 @@ def _wrong(start: float, end: float, raw: str, plain: str) -> tuple[str, str] | 
     return None
 
 
-def _seconds(time: Any) -> float:
-    return float(3600 * time.hours + 60 * time.minutes + time.seconds + time.milliseconds / 1000)
-
-
 def _in_order(cues: Iterable[tuple[int, Cue]], path: Path) -> Iterator[Cue]:
     """Yields cues, one that begins before the one above it as `cue_out_of_order`."""
     last = 0.0
@@ -248,11 +238,13 @@ def _in_order(cues: Iterable[tuple[int, Cue]], path: Path) -> Iterator[Cue]:
         last = cue.start_s
 
 
-def _intervals(text: str, path: Path, recording: str, source: SourceConfig) -> Iterator[Cue]:
+def _intervals(text: str, recording: str, source: SourceConfig) -> Iterator[Cue]:
     """Yields the intervals with a label of the tiers that `source.columns.text` names, a pattern; else of the only one.
 
     A point or interval of another tier is kept by the name of its tier where its middle lies within.
     """
+    if _HALVES.search(text):
+        raise SampleError("bad_text", "is not UTF-8; save the file as UTF-8")
     grid = _text_grid(text)
     tiers = {tier["name"]: tier for tier in grid["tiers"] if tier["class"] == "IntervalTier"}
     pattern = source.columns.text
@@ -263,15 +255,10 @@ def _intervals(text: str, path: Path, recording: str, source: SourceConfig) -> I
     _require_length(grid["xmax"], recording, source)
     others = [tier for tier in grid["tiers"] if tier["name"] in source.keep_columns]
     for name in named:
-        for number, (start, end, label) in enumerate(_entries(tiers[name], grid), 1):
-            if not label:
-                continue
-            kept = {tier["name"]: " ".join(_within(tier, start, end)) for tier in others}
-            cue = Cue(start, end, " ".join(label.split()), name, kept=kept)
-            if _HALVES.search(label):
-                where = f"{path}, interval {number} of tier {name!r}"
-                cue = cue._replace(text=None, problem=("bad_text", f"{where} is not UTF-8; save the file as UTF-8"))
-            yield cue
+        for start, end, label in _entries(tiers[name], grid):
+            if label:
+                kept = {tier["name"]: " ".join(_within(tier, start, end)) for tier in others}
+                yield Cue(start, end, " ".join(label.split()), name, kept=kept)
 
 
 def _text_grid(text: str) -> Mapping[str, Any]:

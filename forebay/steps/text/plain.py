@@ -66,7 +66,7 @@ class Whisper(Transcript):
             return [
                 f"source.window_s is {length_s:g}, and text.timestamps go to {_LAST_STEP * STEP_S:g} s; set it to 30"
             ]
-        return []
+        return _moved(config) if settings.get("timestamps") else []
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:
         return WhisperPrompt(vocabulary, timestamps=self.timestamps, no_speech=self.no_speech > 0)
@@ -84,6 +84,20 @@ class Whisper(Transcript):
     @classmethod
     def row_tokens(cls, num_tokens: Any, num_frames: Any) -> Any:  # noqa: ARG003
         return num_tokens - 1
+
+
+def _moved(config: Config) -> list[str]:
+    """Returns which settings change at what time something is said."""
+    source = config.source
+    is_cut = source.overlong == "clip" and (source.max_duration_s or 0) < (source.window_s or 0)
+    changes = {
+        "audio.speeds": config.audio is not None and not {*config.audio.speeds} <= {1.0},
+        '[[augment]] kind = "speed"': any(each.kind == "speed" for each in config.augment),
+        "loader.crop_s": config.loader.crop_s is not None,
+        'source.overlong = "clip"': is_cut,
+    }
+    said = "text.timestamps are of the sound as it is, and {} changes that; leave one of both out"
+    return [said.format(name) for name, is_given in changes.items() if is_given]
 
 
 class WhisperPrompt(Prompt):
