@@ -77,9 +77,10 @@ _OF_GROUP: Mapping[Group, str] = {"audio": AUDIO, "image": IMAGE}
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """What conversations with items of some groups may have: parts, tags, fields. refused: reasons by field, of others.
+    """The parts, tags and fields that conversations with items of some groups may have.
 
-    tag: of an item, its group or the name in `<img>`. refused_tag: of what cannot be stored.
+    refused: reasons by field, of other groups. tag: of an item, its group or the name in `<img>`. refused_tag: of what
+    cannot be stored.
     """
 
     groups: tuple[Group, ...]
@@ -218,7 +219,7 @@ def _used(conversation: Sequence[Mapping[str, Any]], group: Group, items: Sequen
     if tags != len(items):
         noun = _NOUNS[group]
         raise TextError(
-            f"{group}_count_mismatch",
+            "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
             f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or an {group} part, for every {noun}",
         )
     rest = iter(items)
@@ -363,6 +364,9 @@ def _parts(
             names = forms.item_part(kind)
             others = {name: reason for name, reason in refused.items() if name not in names}
             found = unknown_fields(part, frozenset({"type", *names}), others, where=f"{where}: part {kind}: ")
+            given = {value for name in names if isinstance(value := part.get(name), str)}
+            if len(given) > 1:
+                raise JsonError(f"{where}: part {kind} names {' and '.join(sorted(given))}", reason="two_values")
             named = string_of(part, names)
             yield {"type": kind} if named is None else {"type": kind, kind: named}
         elif isinstance(kind, str) and kind in (reasons := {**REFUSED_OF_ROW, **forms.refused}):

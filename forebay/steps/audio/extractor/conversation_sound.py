@@ -33,7 +33,7 @@ _TAIL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversationSound(Extractor):
-    """What the processor of a folder makes of a clip. whole: its class, or the model_type that says it."""
+    """The outputs of a folder's processor for a clip. whole: its class, or the model_type that says it."""
 
     stored_as: ClassVar[str] = CLIPS
     given: ClassVar[frozenset[str]] = frozenset({"digest", "kind", "rate_hz", "whole"})
