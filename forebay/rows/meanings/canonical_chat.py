@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
-from forebay.rows.manifest import LISTS, Meaning, MeantRow, MediaPlace, Record, file_place
+from forebay.rows.manifest import LISTS, NOUNS, Meaning, MeantRow, MediaPlace, Record, file_place
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
 from forebay.store.layout import Group
 
@@ -155,7 +155,7 @@ def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any
     items: dict[Group, list[MediaPlace]] = {}
     for group, places in given.items():
         if None in places:
-            raise SampleError("missing_file", f"its {_NOUNS[group]} has neither bytes nor a path")
+            raise SampleError("missing_file", f"its {NOUNS[group]} has neither bytes nor a path")
         items[group] = [file_place(place, of=_ARTICLES[group]) for place in places if place is not None]
     fields = decoded_fields(record)
     for group in groups:
@@ -164,7 +164,6 @@ def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any
     return fields, items
 
 
-_NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
 _ARTICLES: Mapping[Group, str] = {"audio": "a clip", "image": "an image"}
 
 
@@ -217,7 +216,7 @@ def _used(conversation: Sequence[Mapping[str, Any]], group: Group, items: Sequen
     parts = [part for message in conversation for part in message["content"] if part["type"] == group]
     tags = sum(group not in part for part in parts)
     if tags != len(items):
-        noun = _NOUNS[group]
+        noun = NOUNS[group]
         raise TextError(
             "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
             f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or an {group} part, for every {noun}",
