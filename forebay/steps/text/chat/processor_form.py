@@ -141,8 +141,7 @@ def _probes(writer: Writer) -> tuple[list[WrittenIds], int, dict[Group, int]]:
     try:
         found = [_probe(writer, one)]
     except ConfigError:
-        writer.use_tensors()  # as most people call it
-        found = [_probe(writer, one)]
+        found = [_with_tensors(writer, one)]
     fewest, most = 0, {}
     of_items = _of_items(writer, writer.groups)
     try:
@@ -164,6 +163,16 @@ def _probes(writer: Writer) -> tuple[list[WrittenIds], int, dict[Group, int]]:
         if not is_stored:
             most[group] = 1
     return found, fewest, most
+
+
+def _with_tensors(writer: Writer, counts: Counts) -> WrittenIds:
+    """Returns what is written where a processor is called as most people call it."""
+    try:
+        writer.use_tensors()
+        return _probe(writer, counts)
+    except ConfigError:
+        writer.use_tensors(throughout=True)
+        return _probe(writer, counts)
 
 
 def _probe(writer: Writer, counts: Counts) -> WrittenIds:
