@@ -89,7 +89,8 @@ class Outcome:
         if sound.longest is not None:
             notes.append(f"clips of up to {sound.longest / writer.parts['audio'].sampling_rate:g} s")
         notes += ["forebay's own log-mel, within 1e-6"] if is_native else []
-        return f"| `{self.name}` | {families} | {fields} | {sound.form.promise} | {', '.join([*notes, self.why][:4])} |"
+        notes += [f"without images: {self.why}"] if self.why else []
+        return f"| `{self.name}` | {families} | {fields} | {sound.form.promise} | {', '.join(notes)} |"
 
     @property
     def line(self) -> str:
@@ -211,11 +212,15 @@ def _image_processor(families: tuple[str, ...]) -> Any:
     raise LookupError("its image processor exists for torchvision alone")
 
 
+_EXTRACTORS = {"musicflamingo": "WhisperFeatureExtractor"}
+"""Of families that transformers' table lacks."""
+
+
 def _feature_extractor(families: tuple[str, ...]) -> Any:
     import transformers
 
     for family in families:
-        if name := FEATURE_EXTRACTOR_MAPPING_NAMES.get(family):
+        if name := _EXTRACTORS.get(family, FEATURE_EXTRACTOR_MAPPING_NAMES.get(family)):
             try:
                 return getattr(transformers, name)()
             except ImportError as err:

@@ -55,7 +55,8 @@ class ClipItems(AudioItems):
         headers = zip(clips["num_samples"].to_pylist(), clips["sample_rate_hz"].to_pylist(), strict=True)
         lengths = [decoded_length(AudioInfo(rate_hz, count, 1, ""), self.steps.decode) for count, rate_hz in headers]
         clips = clips.append_column(NUM_SAMPLES.name, pa.array(lengths, pa.int64()))
-        refused = {place: found for place, length in enumerate(lengths) if (found := self.limits.problem(length))}
+        found = ((self.limits.problem(length) or self.steps.features.refused(length)) for length in lengths)
+        refused = {place: error for place, error in enumerate(found) if error is not None}
         return without(replace(manifest, items={**manifest.items, self.name: clips}), self.name, refused)
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:  # noqa: ARG002  each has its own

@@ -23,6 +23,7 @@ from forebay.rows.manifest import (
     ITEM_FACTS,
     ITEM_SCHEMAS,
     LISTS,
+    NOUNS,
     SHARED,
     UNLOCATED,
     WHOLE_FILE,
@@ -43,7 +44,6 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import Map, WorkerDied, mark
 
 ITEMS_PER_TASK = 512
-_NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
 _PLACE = ("file", "member", "offset", "size")
 
 
@@ -153,7 +153,7 @@ def look_at(task: LookTask) -> pa.Table:
                 told = _LOOKS[task.group](data, task, name)
                 facts.append((offset, size, xxhash.xxh3_128_hexdigest(data), *told, None, None))
             except SampleError as err:
-                message = storable(f"{_NOUNS[task.group]} {name}: {err}")
+                message = storable(f"{NOUNS[task.group]} {name}: {err}")
                 facts.append((offset, size, "", 0, 0, err.reason, message))
     return table_of(facts, _facts_of(task.group))
 
@@ -273,7 +273,7 @@ class ListedMedia:
         owners = pa.array(np.unique(np.searchsorted(offsets, used, side="right") - 1))
         excluded = ", ".join(f'"{sample}"' for sample in rows["sample_id"].take(owners).to_pylist())
         return (
-            f"{err} at the header of {_NOUNS[self.group]} {err.task.name(err.position)!r}. If that is to blame, leave "
+            f"{err} at the header of {NOUNS[self.group]} {err.task.name(err.position)!r}. If that is to blame, leave "
             f"out what it is of: [source] exclude = [{excluded}]; then run: forebay preprocess CONFIG"
         )
 

@@ -74,6 +74,8 @@ xxh3-128 of the encoded bytes as 32 hex digits, and ITEM_FACTS."""
 
 LISTS: Mapping[Group, str] = {"audio": "audios", "image": "images"}
 """The columns of rows that list items, by group."""
+NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
+"""The words for an item of a group that rows list."""
 WHOLE_FILE = -1
 """`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
 SPAN = "span:"

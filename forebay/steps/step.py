@@ -210,6 +210,10 @@ class AudioStep(ItemStep):
         """Returns the fields of clips that passed `check`, about 2^20 samples a call."""
         raise NotImplementedError
 
+    def refused(self, num_samples: int) -> DecodeError | None:  # noqa: ARG002
+        """Returns why no clip of so many samples is made, as far as nothing has to be loaded to know it."""
+        return None
+
     @classmethod
     def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:  # noqa: ARG003
         """See `ItemStep`."""

@@ -18,9 +18,12 @@ from forebay.steps.audio.w2v_bert import output_frames, w2v_bert_input
 from forebay.steps.text.qwen3_asr_prompt import num_audio_tokens
 from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
+from forebay.train.collate.collator import Collator
 from forebay.train.loop.schedule import count_samples
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
+from tests.sound_families import listed, random_model
+from tests.sound_talks import TALKS, Talks, built
 
 DEMO = Path(__file__).parents[2] / "demo" / "speech"
 KINDS = {
@@ -183,3 +186,30 @@ def test_text_alone_is_packed(tmp_path: Path) -> None:
         assert batch["input_ids"][0].tolist() == np.concatenate(ids).tolist()
         assert batch["labels"][0].tolist() == np.concatenate(labels).tolist()
         assert batch["position_ids"][0].tolist() == [place for each in ids for place in range(len(each))]
+
+
+@pytest.mark.parametrize("family", ["qwen2_audio", "qwen2_5_omni"])
+def test_clips_in_talks_are_read_from_a_pack_as_from_batches_of_one(family: str, tmp_path: Path) -> None:
+    """Loss by loss, in both attentions; frames are the second budget."""
+    talks = Talks.made(tmp_path, family)
+    listed(tmp_path / "data", [{"id": n, "messages": talks.messages(n)} for n in TALKS if n != "seen"])
+    config = talks.config(plan='kind = "pack"\nseq_len = 400\nmax_frames = 64', vision="")
+    cache, _ = built(config)
+    packs = list(make_loader(config))
+    assert [len(pack["input_features"]) for pack in packs] in ([2, 4], [4, 2], [3, 3])
+    model = random_model(family, talks.model)
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        with torch.no_grad():
+            alone = {tuple(row["input_ids"].tolist()): model(**batch).logits[0] for row, batch in _alone(cache)}
+            for pack in packs:
+                found, ids = model(**pack).logits[0], pack["input_ids"][0]
+                starts = [*np.flatnonzero(pack["position_ids"].reshape(-1, len(ids))[0] == 0).tolist(), len(ids)]
+                for first, last in itertools.pairwise(starts):
+                    wanted = alone[tuple(ids[first:last].tolist())]
+                    assert (found[first:last] - wanted).abs().max() < 1e-5
+
+
+def _alone(cache: Cache) -> list[tuple[Any, dict[str, torch.Tensor]]]:
+    collate, samples = Collator(cache), [cache.read(place) for place in range(len(cache))]
+    return [(sample, {k: v for k, v in collate([sample]).items() if k != "labels"}) for sample in samples]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from forebay.config import Config
 from forebay.errors import BuildError, ManifestError, SampleError
 from forebay.preprocess import Options, build
 from forebay.store.cache import Cache
-from forebay.store.source import source_kind
+from forebay.store.source import SampleSource, source_kind
 from forebay.train.select import make_loader, select
 from forebay.train.uncached.uncached_source import UncachedSource
 from tests.preprocess.corpus import flac, speech_corpus, tone
 from tests.preprocess.here_pool import kept_workers
+from tests.sound_families import listed
+from tests.sound_talks import Talks, bad_rows, built
 
 CONFIGS = sorted(
     path
@@ -59,23 +61,56 @@ def test_cached_equals_uncached(path: Path, root: Path) -> None:
     assert (source_kind(cached), source_kind(online)) == ("cache", "uncached")
     assert isinstance(cached, Cache)
     assert len(cached) == len(online) > 30
+    assert_same(cached, online, range(len(cached)))
+    for name, lengths in cached.lengths.items():
+        np.testing.assert_array_equal(lengths, online.lengths[name])
+    assert_same_batches(config, load(path, root, 'loader.cache="off"'))
+
+
+def assert_same(cached: Cache, online: SampleSource, places: Sequence[int]) -> None:
+    """places: in the online source of the cache's samples."""
     assert cached.constants == online.constants
     assert cached.fields == online.fields
-    for index in range(len(cached)):
-        wanted, made = cached.read(index), online.read(index)
+    for index, place in enumerate(places):
+        wanted, made = cached.read(index), online.read(place)
         assert wanted.keys() == made.keys()
         for name in wanted:
             pairs = zip(arrays(wanted[name]), arrays(made[name]), strict=True)
             for values, others in pairs:
                 assert (values.dtype, values.shape) == (others.dtype, others.shape)
                 assert values.tobytes() == others.tobytes(), (index, name)
-    for name, lengths in cached.lengths.items():
-        np.testing.assert_array_equal(lengths, online.lengths[name])
-    loaders = make_loader(config), make_loader(load(path, root, 'loader.cache="off"'))
+
+
+def assert_same_batches(config: Config, off: Config) -> None:
+    loaders = make_loader(config), make_loader(off)
     assert len(loaders[0]) == len(loaders[1])
     for wanted_batch, made_batch in zip(*loaders, strict=True):
         assert wanted_batch.keys() == made_batch.keys()
-        torch.testing.assert_close(wanted_batch, made_batch, rtol=0, atol=0)
+        torch.testing.assert_close(dict(wanted_batch), dict(made_batch), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen2_audio", "qwen2_5_omni"])
+def test_clips_in_talks_are_the_same_on_the_fly(family: str, tmp_path: Path) -> None:
+    talks = Talks.made(tmp_path, family)
+    cached, _ = built(talks.config())
+    online = select(talks.config('loader.cache="off"'))
+    assert_same(cached, online, range(len(talks.names)))
+    for name, lengths in online.lengths.items():
+        np.testing.assert_array_equal(lengths, cached.lengths[name])
+    assert_same_batches(talks.config(), talks.config('loader.cache="off"'))
+
+
+def test_bad_clips_have_the_reasons_of_a_build_on_the_fly(tmp_path: Path) -> None:
+    talks = Talks.made(tmp_path, "qwen2_audio")
+    listed(tmp_path / "data", bad_rows(tmp_path / "data"))
+    cached, report = built(talks.config())
+    online = select(talks.config('loader.cache="off"'))
+    assert isinstance(online, UncachedSource)
+    ids = [online.sample_id(place) for place in range(len(online))]
+    assert_same(cached, online, [ids.index(name) for name in cached.samples["sample_id"].to_pylist()])
+    for place in range(len(online)):
+        online.read(place)
+    assert dict(online.failed) == report.failed
 
 
 def test_a_bad_sample_is_replaced_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

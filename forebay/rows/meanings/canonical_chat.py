@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
-from forebay.rows.manifest import LISTS, Meaning, MeantRow, MediaPlace, Record, file_place
+from forebay.rows.manifest import LISTS, NOUNS, Meaning, MeantRow, MediaPlace, Record, file_place
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
 from forebay.store.layout import Group
 
@@ -77,9 +77,10 @@ _OF_GROUP: Mapping[Group, str] = {"audio": AUDIO, "image": IMAGE}
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """What conversations with items of some groups may have: parts, tags, fields. refused: reasons by field, of others.
+    """The parts, tags and fields that conversations with items of some groups may have.
 
-    tag: of an item, its group or the name in `<img>`. refused_tag: of what cannot be stored.
+    refused: reasons by field, of other groups. tag: of an item, its group or the name in `<img>`. refused_tag: of what
+    cannot be stored.
     """
 
     groups: tuple[Group, ...]
@@ -154,7 +155,7 @@ def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any
     items: dict[Group, list[MediaPlace]] = {}
     for group, places in given.items():
         if None in places:
-            raise SampleError("missing_file", f"its {_NOUNS[group]} has neither bytes nor a path")
+            raise SampleError("missing_file", f"its {NOUNS[group]} has neither bytes nor a path")
         items[group] = [file_place(place, of=_ARTICLES[group]) for place in places if place is not None]
     fields = decoded_fields(record)
     for group in groups:
@@ -163,7 +164,6 @@ def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any
     return fields, items
 
 
-_NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
 _ARTICLES: Mapping[Group, str] = {"audio": "a clip", "image": "an image"}
 
 
@@ -216,9 +216,9 @@ def _used(conversation: Sequence[Mapping[str, Any]], group: Group, items: Sequen
     parts = [part for message in conversation for part in message["content"] if part["type"] == group]
     tags = sum(group not in part for part in parts)
     if tags != len(items):
-        noun = _NOUNS[group]
+        noun = NOUNS[group]
         raise TextError(
-            f"{group}_count_mismatch",
+            "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
             f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or an {group} part, for every {noun}",
         )
     rest = iter(items)
@@ -363,6 +363,9 @@ def _parts(
             names = forms.item_part(kind)
             others = {name: reason for name, reason in refused.items() if name not in names}
             found = unknown_fields(part, frozenset({"type", *names}), others, where=f"{where}: part {kind}: ")
+            given = {value for name in names if isinstance(value := part.get(name), str)}
+            if len(given) > 1:
+                raise JsonError(f"{where}: part {kind} names {' and '.join(sorted(given))}", reason="two_values")
             named = string_of(part, names)
             yield {"type": kind} if named is None else {"type": kind, kind: named}
         elif isinstance(kind, str) and kind in (reasons := {**REFUSED_OF_ROW, **forms.refused}):

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import SampleError, TextError
-from forebay.rows.manifest import MediaPlace, Record, storable
+from forebay.rows.manifest import NOUNS, MediaPlace, Record, storable
 from forebay.rows.meanings.canonical_chat import IMAGES, item_names, text_error
 from forebay.rows.meanings.image_class import Untyped
 from forebay.rows.media_reader import opened
 from forebay.rows.reader import (
+    AUDIO,
     IMAGE_EXTENSIONS,
     NAMELESS,
     FilePiece,
@@ -27,11 +28,13 @@ from forebay.rows.reader import (
 )
 from forebay.rows.readers.json_lines import JsonError, parse_object
 from forebay.rows.readers.tar_clips import first_dot, list_webdataset, locate_webdataset
+from forebay.store.layout import Group
 from forebay.tar.header import RefusedHeader, TarIndex
 
 MEMBERS_PER_RUN = 256
 """Members whose images one task looks at."""
 _BESIDE = (".json", ".cls", ".txt")
+_ENDINGS: Mapping[Group, frozenset[str]] = {"audio": AUDIO, "image": IMAGE_EXTENSIONS}
 
 
 def read_tar(piece: FilePiece, rows: Sink) -> None:
@@ -47,12 +50,13 @@ def read_tar(piece: FilePiece, rows: Sink) -> None:
     meaning = piece.meaning
     read = _read_samples if meaning.in_fields else _read_conversations if meaning.lists_any else _read_images
     with opened(index.path) as descriptor:
-        read(_Tar(descriptor, index, _BESIDE[:1] if meaning.lists_any else _BESIDE), piece, rows)
+        beside, groups = (_BESIDE[:1], meaning.facts.groups) if meaning.lists_any else (_BESIDE, ("image",))
+        read(_Tar(descriptor, index, beside, groups), piece, rows)
 
 
 @dataclass(slots=True)
 class _Tar:
-    """An open tar, its members by what they are. extensions: of those beside images. images: (row in the index, stem).
+    """An open tar, its members by what they are. extensions: of those beside items. media: (row in the index, stem).
 
     beside: rows by stem and extension; of equal names the last counts, as when tar extracts them. refused: by the stem
     of what they belong to.
@@ -61,25 +65,28 @@ class _Tar:
     descriptor: int
     index: TarIndex
     extensions: tuple[str, ...]
-    images: list[tuple[int, str]] = field(default_factory=list)
+    groups: tuple[Group, ...]
+    media: dict[Group, list[tuple[int, str]]] = field(init=False)
     beside: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, RefusedHeader] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.media = {group: [] for group in self.groups}
+        groups = {extension: group for group in self.groups for extension in _ENDINGS[group]}
         for row, name in enumerate(self.index.names):
             stem, extension = split_name(name)
-            if extension in IMAGE_EXTENSIONS and self.index.rows[name] == row:
-                self.images.append((row, stem))
+            if extension in groups and self.index.rows[name] == row:
+                self.media[groups[extension]].append((row, stem))
             elif extension in self.extensions:
                 self.beside[stem, extension] = row
         for refused in self.index.refused:
             stem, extension = split_name(refused.name)
-            if extension in {*IMAGE_EXTENSIONS, *self.extensions} or refused.reason in NAMELESS:
-                is_owned = extension in IMAGE_EXTENSIONS and len(self.extensions) == 1
+            if extension in {*groups, *self.extensions} or refused.reason in NAMELESS:
+                is_owned = extension in groups and len(self.extensions) == 1
                 self.refused[(self.owner(stem) or stem) if is_owned else stem] = refused
 
     def owner(self, stem: str) -> str | None:
-        """Returns the stem of the JSON that an image belongs to: its own, or without its last number."""
+        """Returns the stem of the JSON that an item belongs to: its own, or without its last number."""
         return next((name for name in (stem, stem.rpartition(".")[0]) if (name, ".json") in self.beside), None)
 
     def require(self, stem: str) -> None:
@@ -118,35 +125,40 @@ def _read_conversations(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
     """Gives a row for each `{id}.json`.
 
     Its images are the members `{id}.jpg`, `.jpeg`, `.png`, `.webp` (in any case) and `{id}.{n}.jpg`, in the order of
-    their numbers; names of images in the JSON only say how many there are. The id is that of the JSON, else the name.
-    Images without a JSON are excluded as `no_conversation`.
+    their numbers, and so its clips `.wav`, `.flac`, `.ogg`, `.mp3`, `.opus`; names in the JSON only say how many there
+    are. The id is that of the JSON, else the name. Items without a JSON are excluded as `no_conversation`.
     """
     entries = {row: stem for (stem, _), row in tar.beside.items()}
-    images: dict[str, list[int]] = {stem: [] for stem in entries.values()}
+    media: dict[str, dict[Group, list[int]]] = {stem: {g: [] for g in tar.groups} for stem in entries.values()}
     lonely = {}
-    for row, stem in tar.images:
+    for group, row, stem in ((group, *each) for group, found in tar.media.items() for each in found):
         if (owner := tar.owner(stem)) is None:
             lonely[row] = stem
         else:
-            images[owner].append(row)
+            media[owner][group].append(row)
     for row, stem in sorted([*entries.items(), *lonely.items()]):
         if row in lonely:
             message = f"{piece.name}: member {tar.index.names[row]} has no {stem}.json; add it"
             rows.reject(storable(stem), "no_conversation", message, kind="excluded")
         else:
-            record = functools.partial(_conversation, tar, stem, images[stem])
+            record = functools.partial(_conversation, tar, stem, media[stem])
             rows.take(record, where=f"{piece.name}: member {stem}.json", stem=storable(stem))
-    tar.reject_refused(rows, piece.name, images)
+    tar.reject_refused(rows, piece.name, media)
 
 
-def _conversation(tar: _Tar, stem: str, images: list[int]) -> Record:
+def _conversation(tar: _Tar, stem: str, media: Mapping[Group, list[int]]) -> Record:
     tar.require(stem)
-    fields = _json(tar.read(stem, ".json") or b"")
-    members = sorted(images, key=lambda row: _order(tar.index.names[row], stem))
-    named = len(item_names(fields, "image"))
-    if named and named != len(members):
-        raise TextError("image_count_mismatch", f"names {named} images, the tar has {len(members)} of them; add them")
-    return Record(fields, {"image": [*map(tar.place, members)]})
+    fields, places = _json(tar.read(stem, ".json") or b""), {}
+    for group, found in media.items():
+        members = sorted(found, key=lambda row: _order(tar.index.names[row], stem))
+        named = len(item_names(fields, group))
+        if named and named != len(members):
+            raise TextError(
+                "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
+                f"names {named} {NOUNS[group]}s, the tar has {len(members)} of them; add them",
+            )
+        places[group] = [*map(tar.place, members)]
+    return Record(fields, places)
 
 
 def _order(name: str, stem: str) -> tuple[int, str]:
@@ -161,8 +173,8 @@ def _read_images(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
     Its class is `label` of its JSON, else the text of `{id}.cls`; its text is `text` of its JSON, else that of
     `{id}.txt`. The id is that of the JSON, else the name. Members beside no image are counted.
     """
-    stems = {stem for _, stem in tar.images}
-    for row, stem in tar.images:
+    stems = {stem for _, stem in tar.media["image"]}
+    for row, stem in tar.media["image"]:
         where = f"{piece.name}: member {tar.index.names[row]}"
         rows.take(functools.partial(_image, tar, row, stem, piece.meaning.columns), where=where, stem=storable(stem))
     tar.reject_refused(rows, piece.name, stems)

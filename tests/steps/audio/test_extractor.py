@@ -182,7 +182,7 @@ def test_a_step_that_was_sent_brings_its_probe(folder: Path, monkeypatch: pytest
     step = step_of(folder / "DacFeatureExtractor")
     assert isinstance(step, Extractor)
     form, sent = step.batch_form(), pickle.dumps(step)
-    monkeypatch.setattr("forebay.steps.audio.extractor.extractor_step._PROBES", {})
+    monkeypatch.setattr("forebay.steps.audio.extractor.extractor_step.PROBES", {})
     monkeypatch.setattr(
         "forebay.steps.audio.extractor.extractor_step.probed", lambda *_, **__: pytest.fail("probed again")
     )

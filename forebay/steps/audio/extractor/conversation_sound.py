@@ -33,7 +33,7 @@ _TAIL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversationSound(Extractor):
-    """What the processor of a folder makes of a clip. whole: its class, or the model_type that says it."""
+    """The outputs of a folder's processor for a clip. whole: its class, or the model_type that says it."""
 
     stored_as: ClassVar[str] = CLIPS
     given: ClassVar[frozenset[str]] = frozenset({"digest", "kind", "rate_hz", "whole"})
@@ -119,11 +119,16 @@ class ClipMel(LogMel):
         form = BatchForm(made_by="WhisperFeatureExtractor", fields=(frames, mask), promise=promise)
         return {"n_mels": self.n_mels, "form": form.to_json()}
 
+    def refused(self, num_samples: int) -> DecodeError | None:
+        """See `AudioStep`."""
+        if num_samples <= MAX_SAMPLES:
+            return None
+        return too_long("WhisperFeatureExtractor", num_samples, MAX_SAMPLES, self.sample_rate_hz or 1)
+
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         """See `LogMel`. Raises DecodeError `clip_too_long` for a clip of more than 30 s."""
-        for waveform in waveforms:
-            if waveform.size > MAX_SAMPLES:
-                raise too_long("WhisperFeatureExtractor", waveform.size, MAX_SAMPLES, self.sample_rate_hz or 1)
+        if (found := next(filter(None, (self.refused(waveform.size) for waveform in waveforms)), None)) is not None:
+            raise found
         made = super(ClipMel, self).make(waveforms)
         # The extractor takes every 160th sample of its mask of samples.
         masks = (np.ones(-(-waveform.size // HOP_SAMPLES), np.uint8) for waveform in waveforms)

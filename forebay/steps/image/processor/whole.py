@@ -62,8 +62,8 @@ def image_options(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in told.items() if not name.startswith("return_")}
 
 
-SOUND = ("feature_extractor", "audio_processor")
-"""What classes call their part for sound, the first that they have."""
+SOUND: tuple[str, ...] = ("feature_extractor", "audio_processor")
+"""The names that classes have for their part for sound; the first that a class has is it."""
 
 
 def audio_part(folder: Path, extractor: Any) -> Any:

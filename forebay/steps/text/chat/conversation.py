@@ -86,7 +86,7 @@ def check_conversation(
     for group in (*counts, *(shown.keys() - counts)):
         if shown[group] != counts.get(group, 0):
             raise TextError(
-                f"{group}_count_mismatch",
+                "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
                 f"{sample_id}: the conversation shows {shown[group]} {NOUNS[group]}s, the sample has "
                 f"{counts.get(group, 0)}; correct the manifest",
             )

@@ -70,28 +70,24 @@ class TextForm:
         if sum(counts.values()) < self.fewest:
             group = next(iter(counts))
             raise TextError(
-                f"{group}_count_mismatch",
+                "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
                 f"{sample_id}: the conversation has {counts[group]} {NOUNS[group]}s, and {self.name} takes "
                 f"{self.fewest} or more; leave it out",
             )
         for group, most in self.most.items():
-            if counts[group] > most:
-                raise TextError(*_TOGETHER[group](sample_id, counts[group], self.name, most))
-
-
-_TOGETHER: Mapping[Group, Callable[[str, int, str, int], tuple[str, str]]] = {
-    "image": lambda sample_id, number, name, most: (
-        "images_together",
-        f"{sample_id}: the conversation has {number} images, and {name} makes other pixels of an image "
-        f"that stands beside others, or takes no two; a cache stores each by itself: leave out samples with "
-        f"more than {most}",
-    ),
-    "audio": lambda sample_id, number, name, most: (
-        "clips_together",
-        f"{sample_id}: the conversation has {number} clips, and {name} takes no two: leave out samples with more than "
-        f"{most}",
-    ),
-}
+            if counts[group] <= most:
+                continue
+            has, advice = (
+                f"{sample_id}: the conversation has {counts[group]}",
+                f"leave out samples with more than {most}",
+            )
+            if group == "audio":
+                raise TextError("clips_together", f"{has} clips, and {self.name} takes no two: {advice}")
+            raise TextError(
+                "images_together",
+                f"{has} images, and {self.name} makes other pixels of an image that stands beside others, or takes no "
+                f"two; a cache stores each by itself: {advice}",
+            )
 
 
 def find_text_form(writer: Writer) -> TextForm:
@@ -145,8 +141,7 @@ def _probes(writer: Writer) -> tuple[list[WrittenIds], int, dict[Group, int]]:
     try:
         found = [_probe(writer, one)]
     except ConfigError:
-        writer.use_tensors()  # as most people call it
-        found = [_probe(writer, one)]
+        found = [_with_tensors(writer, one)]
     fewest, most = 0, {}
     of_items = _of_items(writer, writer.groups)
     try:
@@ -168,6 +163,16 @@ def _probes(writer: Writer) -> tuple[list[WrittenIds], int, dict[Group, int]]:
         if not is_stored:
             most[group] = 1
     return found, fewest, most
+
+
+def _with_tensors(writer: Writer, counts: Counts) -> WrittenIds:
+    """Returns what is written where a processor is called as most people call it."""
+    try:
+        writer.use_tensors()
+        return _probe(writer, counts)
+    except ConfigError:
+        writer.use_tensors(throughout=True)
+        return _probe(writer, counts)
 
 
 def _probe(writer: Writer, counts: Counts) -> WrittenIds:

@@ -342,9 +342,13 @@ class Writer:
         part = SoundPart.of(audio_part(self._folder, self.parts["audio"]), self.parts["audio"])
         return OpenExtractor.of(part).alone(clip)
 
-    def use_tensors(self) -> None:
-        """Makes the processors of items give tensors from now on, without which some processors cannot go on."""
-        self._options = {"images_kwargs": {"return_tensors": "pt"}, "audio_kwargs": {"return_tensors": "pt"}}
+    def use_tensors(self, *, throughout: bool = False) -> None:
+        """Makes the processors of items give tensors from now on, without which some processors cannot go on.
+
+        throughout: the tokenizer as well.
+        """
+        tensors = {"return_tensors": "pt"}
+        self._options = tensors if throughout else {"images_kwargs": tensors, "audio_kwargs": tensors}
 
     @property
     def outputs(self) -> dict[Group, dict[str, Any]]:
