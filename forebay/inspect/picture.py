@@ -119,8 +119,7 @@ def _draw_waveform(axes: Axes, waveform: Array, *, sample_rate_hz: int) -> None:
     # The envelope of a few thousand points: a line through millions takes minutes, and looks the same.
     starts = np.unique(np.linspace(0, len(waveform) - 1, min(2000, len(waveform))).astype(np.int64))
     low, high = (function.reduceat(waveform, starts) / scale for function in (np.minimum, np.maximum))
-    times_s = starts / sample_rate_hz
-    axes.fill_between(times_s, low, high, linewidth=0.6, color="tab:blue", edgecolor="tab:blue")
+    axes.fill_between(starts / sample_rate_hz, low, high, linewidth=0.6, color="tab:blue", edgecolor="tab:blue")
     axes.set_xlim(0.0, len(waveform) / sample_rate_hz)
     axes.axhline(0.0, color="black", linewidth=0.4)
 
