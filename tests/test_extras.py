@@ -27,8 +27,8 @@ NOT_OF_USERS = {"dev", "docs"}
 MISSING = {
     "obstore": ("remote", "forebay.store.remote.bucket.bucket:_obstore", ()),
     "zarr": ("zarr", "forebay.store.cold.arrays:zarr", ()),
-    "matplotlib.figure": ("report", "forebay.inspect.picture:_new_figure", (1.0,)),
-    "matplotlib.backends.backend_agg": ("report", "forebay.measure.shown_figures:new_figure", (1.0, 1.0)),
+    "matplotlib.figure": ("report", "forebay.inspect.picture:new_figure", (1.0, 1.0)),
+    "matplotlib.backends.backend_agg": ("report", "forebay.inspect.picture:new_figure", (1.0, 1.0)),
     "ray": ("ray", "forebay.preprocess.runner.ray:imported", ()),
     "datasets": ("hf", "forebay.rows.readers.arrow_files:data_files", (None, ())),
     "peft": ("lora", "forebay.train.models.lora:_peft", ()),

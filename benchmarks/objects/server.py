@@ -27,6 +27,8 @@ REGION = "us-east-1"
 ACCESS_KEY = SECRET_KEY = "testing"
 _FOREIGN = ("AWS_", "GOOGLE", "AZURE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _ONE_A_PROCESS = threading.Lock()  # moto keeps one state a process: the end of one server would empty another
+_HERE: set[str] = set()
+"""The endpoint of the server of this process."""
 
 
 def environment(endpoint: str, *, profiles: Path) -> dict[str, str]:
@@ -80,7 +82,14 @@ class Bucket:
         obstore.put(_kept_store(self), key, data, use_multipart=False)
 
     def put_all(self, objects: Iterable[tuple[str, bytes]]) -> None:
-        """Puts many objects over one connection."""
+        """Puts many objects: into a server of this process, which takes a 15th of the time, or over one connection."""
+        if self.endpoint in _HERE:
+            from moto.core import DEFAULT_ACCOUNT_ID
+            from moto.s3.models import s3_backends
+
+            for key, data in objects:
+                s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(self.name, key, data)
+            return
         store = _kept_store(self)
         for key, data in objects:
             obstore.put(store, key, data, use_multipart=False)
@@ -147,12 +156,14 @@ class ObjectServer:
         self._moto.start()
         assert self._moto._server is not None
         self._moto._server.app = _OneAtATime(self._moto._server.app)
+        _HERE.add(self.endpoint)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._moto is not None
+        _HERE.clear()
         self._ask("POST", "/moto-api/reset")  # frees the objects, in memory and in /tmp
         self._moto.stop()
         server = self._moto._server

@@ -138,12 +138,8 @@ def _damages(cache: Cache, report: VerifyReport) -> Iterator[Damage]:
                     shard = cache.shard(group, number)
                 except CacheError:  # cut off, or gone: the file's own line says so
                     continue
-                rows = _rows(shard)
-                yield Damage(shard=name, fields=_fields(shard), rows=rows, samples=_ids(cache, group, number, rows))
-
-
-def _fields(shard: Shard) -> list[str]:
-    return [each.name for each in shard.fields if _fails(shard.column, each.name)]
+                rows, fields = _rows(shard), [each.name for each in shard.fields if _fails(shard.column, each.name)]
+                yield Damage(shard=name, fields=fields, rows=rows, samples=_ids(cache, group, number, rows))
 
 
 def _rows(shard: Shard) -> list[int]:

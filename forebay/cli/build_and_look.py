@@ -147,8 +147,7 @@ class KeyCommand(ConfigCommand):
         from forebay.preprocess.listing import explain, explain_lines
 
         document = explain(self.loaded(), may_hash=not self.no_hash)
-        lines = explain_lines(document, with_nearest=self.explain)
-        print(json_text(document) if self.json else "\n".join(lines))
+        print(json_text(document) if self.json else "\n".join(explain_lines(document, with_nearest=self.explain)))
         return DONE
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
     from forebay.caches.verify_and_diff import Side
 
 _ROOT = "a cache root, a folder or URL; default: that of the configs, else ./caches"
-_SETTINGS = "where this node keeps what of stores"
 _CACHE = "the folder of a cache, its URL, or the TOML file that made it"
 
 
+@dataclass(kw_only=True)
 class _RootCommand(CacheCommand):
     """A command about what lies under a cache root."""
 
-    set: list[str]
+    no_progress: bool = option("no bars")
+    set: list[str] = option("where this node keeps what of stores", "remote.FIELD=VALUE")  # noqa: RUF009  a field
 
     def divided(self, places: Sequence[str]) -> tuple[str | None, list[str]]:
         """Returns the root and the configs that were named. Raises ConfigError."""
@@ -75,8 +77,6 @@ class ListCommand(_RootCommand):
     places: list[str] = argument("ROOT|CONFIG", f"{_ROOT}; configs to match with caches", nargs="*", completes=True)
     configs: str | None = option("the TOML files of a folder, or of a glob", "DIR|GLOB", completes=True)
     sort: Literal["name", "used", "made", "size", "samples"] = option("default: name", default="name")
-    no_progress: bool = option("no bars")
-    set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
         from forebay.caches.cache_list import ListReport, config_files, wanted_by
@@ -93,8 +93,6 @@ class UsageCommand(_RootCommand):
     """Say what everything under a cache root takes, hard links once."""
 
     places: list[str] = argument("ROOT", _ROOT, nargs="*", completes=True)
-    no_progress: bool = option("no bars")
-    set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
         from forebay.caches.cache_list import UsageReport, node_usage
@@ -119,8 +117,6 @@ class RemoveCommand(_RootCommand):
     )
     yes: bool = option(_YES)
     force: bool = option(_FORCE)
-    no_progress: bool = option("no bars")
-    set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
         from forebay.caches.guard import Guard
@@ -191,8 +187,6 @@ class PruneCommand(_RootCommand):
     inputs: bool = option("--kind inputs, until 0.3")
     yes: bool = option(_YES)
     force: bool = option(_FORCE)
-    no_progress: bool = option("no bars")
-    set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
         from forebay.caches.cache_list import config_files, wanted_by
@@ -250,8 +244,6 @@ class DiffCommand(_RootCommand):
 
     a: str = argument("A", _CACHE, completes=True)
     b: str = argument("B", _CACHE, completes=True)
-    no_progress: bool = option("no bars")
-    set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
         from forebay.caches.verify_and_diff import compare
@@ -282,8 +274,6 @@ class VerifyCommand(_RootCommand):
 
     places: list[str] = argument("CACHE|CONFIG", _CACHE, nargs="*", completes=True)
     all: bool = option("every cache of the root: --cache-root, else ./caches")
-    no_progress: bool = option("no bars")
-    set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
         from forebay.caches.verify_and_diff import CheckReport, check

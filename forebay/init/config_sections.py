@@ -175,8 +175,7 @@ def _audio(made: Draft) -> dict[str, Any]:
     if made.model is not None and made.model.audio:
         return made.model.audio
     seconds = made.found.sounds.seconds
-    is_long = sum(each > _HEARD_S for each in seconds) > len(seconds) / 4
-    return {"features": "waveform" if is_long else "log_mel"}
+    return {"features": "waveform" if sum(each > _HEARD_S for each in seconds) > len(seconds) / 4 else "log_mel"}
 
 
 def _text(made: Draft, model: Model, prompt: str) -> list[Section]:

@@ -373,8 +373,7 @@ def dataset_of(folder: Path) -> Candidate | None:
     splits = hf_splits(folder)
     what = f"splits {', '.join(splits)}" if splits else "one data set"
     look = functools.partial(_look, splits, lambda split: _arrow_files(folder / split))
-    label = f"a save_to_disk folder of the datasets library, {what}"
-    return Candidate("hf", (folder,), RECORDINGS, label, 100, look)
+    return Candidate("hf", (folder,), RECORDINGS, f"a save_to_disk folder of the datasets library, {what}", 100, look)
 
 
 def _arrow_files(folder: Path) -> list[Path]:

@@ -127,8 +127,7 @@ def speech_set_of(paths: Sequence[Path], problems: list[str]) -> Candidate | Non
         if len(listed.rejected):
             found.notes.append(f"{len(listed.rejected):,} lines cannot be used: {listed.rejected['message'][0]}.")
 
-    label = f"{_SETS[kind][0]}, {count}"
-    return Candidate(kind, tuple(paths), RECORDINGS, label, 95, look)
+    return Candidate(kind, tuple(paths), RECORDINGS, f"{_SETS[kind][0]}, {count}", 95, look)
 
 
 def _is_kaldi(paths: Sequence[Path]) -> bool:

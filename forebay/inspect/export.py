@@ -71,8 +71,7 @@ class ExportedSamples:
         edges = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
         for first, stop in itertools.pairwise(edges):
             indices = self.indices[start + first : start + stop]
-            table = self._table(indices, int(numbers[first]))
-            yield ShardRun(start=start + first, indices=indices, table=table)
+            yield ShardRun(start=start + first, indices=indices, table=self._table(indices, int(numbers[first])))
 
     @cached_property
     def _stored(self) -> Mapping[Group, StoredItems]:
@@ -120,8 +119,7 @@ class ExportedSamples:
         lengths = dict(cache.lengths)
         rate_hz = rate_of(cache.folder, cache.constants, lengths) if "num_audio_samples" in lengths else None
         taken = {name: values[indices] for name, values in lengths.items()}
-        table = row_table(row_columns(columns, taken, rate_hz=rate_hz))
-        return table.set_column(0, "index", pa.array(indices))
+        return row_table(row_columns(columns, taken, rate_hz=rate_hz)).set_column(0, "index", pa.array(indices))
 
 
 def selected(cache: Cache, *, ids: Path | None, max_samples: int | None) -> ExportedSamples:
@@ -216,8 +214,7 @@ def _size(values: Any) -> int:
 
 def _column(spec: FieldSpec, values: Sequence[Any]) -> pa.Array:
     if isinstance(values[0], tuple):
-        images = [image for of_sample in values for image in of_sample]
-        return _lists(list(map(len, values)), _tensors(spec, images))
+        return _lists(list(map(len, values)), _tensors(spec, [image for of_sample in values for image in of_sample]))
     return _tensors(spec, values)
 
 

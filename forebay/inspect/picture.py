@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
     waveform = tensors.get("waveform")
     banks = [name for name in _LABELS if name in tensors]
     heights = [1.0] * (waveform is not None) + [2.0] * len(banks)
-    figure = _new_figure(1.2 + 1.9 * sum(heights), layout="constrained")
+    figure = new_figure(_WIDTH_IN, 1.2 + 1.9 * sum(heights))
     panels = list(figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0])
     panels[-1].set_xlabel("time (s)")
     if waveform is not None:
@@ -73,14 +73,19 @@ def write_figure(figure: Figure, path: Path) -> None:
     write_bytes(path, buffer.getbuffer())
 
 
-def _new_figure(height_in: float, *, layout: Literal["constrained"] | None = None) -> Figure:
-    """Returns an empty figure on matplotlib's Agg canvas: no display is needed, no global state left."""
+def new_figure(
+    width_in: float, height_in: float, *, why: str = "--png needs matplotlib", is_laid_out: bool = True
+) -> Figure:
+    """Returns an empty figure on matplotlib's Agg canvas: no display is needed, no global state left.
+
+    Raises MissingExtraError, which says why, where matplotlib is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as err:
-        raise MissingExtraError(f"--png needs matplotlib ({err}); run: {install_line('report')}") from err
-    figure = Figure(figsize=(_WIDTH_IN, height_in), layout=layout)
+        raise MissingExtraError(f"{why} ({err}); run: {install_line('report')}") from err
+    figure = Figure(figsize=(width_in, height_in), layout="constrained" if is_laid_out else None)
     FigureCanvasAgg(figure)
     return figure
 
@@ -114,8 +119,7 @@ def _draw_waveform(axes: Axes, waveform: Array, *, sample_rate_hz: int) -> None:
     # The envelope of a few thousand points: a line through millions takes minutes, and looks the same.
     starts = np.unique(np.linspace(0, len(waveform) - 1, min(2000, len(waveform))).astype(np.int64))
     low, high = (function.reduceat(waveform, starts) / scale for function in (np.minimum, np.maximum))
-    times_s = starts / sample_rate_hz
-    axes.fill_between(times_s, low, high, linewidth=0.6, color="tab:blue", edgecolor="tab:blue")
+    axes.fill_between(starts / sample_rate_hz, low, high, linewidth=0.6, color="tab:blue", edgecolor="tab:blue")
     axes.set_xlim(0.0, len(waveform) / sample_rate_hz)
     axes.axhline(0.0, color="black", linewidth=0.4)
 
@@ -170,7 +174,7 @@ def draw_tiles(tiles: Sequence[Picture], *, title: str) -> Figure:
     rooms = {n: max(tiles[n].aspect * height, _MIN_TILE_IN) for numbers, height in rows for n in numbers}
     captions_in = _CAPTION_IN + _ABOUT_IN * max((len(_about(tiles[n], room)) for n, room in rooms.items()), default=2)
     height_in = top_in + sum(height + captions_in + _GAP_IN for _, height in rows) + (0.0 if rows else captions_in)
-    figure = _new_figure(height_in)
+    figure = new_figure(_WIDTH_IN, height_in, is_laid_out=False)
     families, shown = fonts_for("\n".join([*(printable(tile.name) for tile in tiles), title]))
     *names, title = shown.split("\n", len(tiles))
     # parse_math: a dollar sign of a question is money, not a formula.

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
+from forebay.inspect.sample import number_of
 from forebay.inspect.text_diff import TextPart, VocabularyPieces, changes, counted, first_of, marked, wrapped_parts
 from forebay.inspect.text_report import AskedTexts, Look, Looker, TextReport, TextTally
 from forebay.preprocess.groups import Groups
@@ -199,8 +200,7 @@ class _Opened:
                 f'{config.path} has text.prompt = "{step.name}", and forebay text shows transcripts; for samples: '
                 f"forebay inspect {from_here(config.path)} --sample 0"
             )
-        needs_text = SOURCE_KINDS[config.source.kind].needs_text
-        looker = Looker(step, Path(config.text.tokenizer), needs_text=needs_text)
+        looker = Looker(step, Path(config.text.tokenizer), needs_text=SOURCE_KINDS[config.source.kind].needs_text)
         return cls(config, recipe, looker, VocabularyPieces(looker.encoder.vocabulary))
 
     def manifest(self, *, progress: bool) -> Manifest:
@@ -287,21 +287,16 @@ def print_view(view: TextView) -> None:
 
 def _place(rows: pa.Table, wanted: str) -> int | None:
     """Returns where a sample stands: a number without leading zeros is a row first, all else an id."""
-    number = _number(wanted)
+    number = number_of(wanted)
     if number is not None and len(found := np.flatnonzero(rows["row"].to_numpy() == number)):
         return int(found[0])
     place = int(rows["sample_id"].index(pa.scalar(storable(wanted), pa.large_string())).as_py())
     return None if place < 0 else place
 
 
-def _number(wanted: str) -> int | None:
-    is_number = wanted.isascii() and wanted.isdecimal() and len(wanted) < 19 and str(int(wanted)) == wanted
-    return int(wanted) if is_number else None
-
-
 def _absent(manifest: Manifest, wanted: str, config: Config) -> SampleError | ConfigError:
     """Returns why a sample is not among the rows: it was left out, or nothing is called that."""
-    rejected, number, name = manifest.rejected, _number(wanted), storable(wanted)
+    rejected, number, name = manifest.rejected, number_of(wanted), storable(wanted)
     same = pc.or_(pc.equal(rejected["row"], number), pc.equal(rejected["sample_id"], name))
     for each in rejected.filter(same).to_pylist():
         return SampleError(each["reason"], f"--sample {wanted}: {each['message']}")

@@ -82,8 +82,7 @@ class BucketCase:
         settings = loader_settings(config)
         features = DeviceFeatures.wanted(config.loader.device_features, part)
         named = {name: getattr(settings, name) for name in ("dtype", "padding_side", "crop_s")}
-        collator = Collator(part, **named, features=features)
-        return collator.collate([sample] * size, allocate=fresh)
+        return Collator(part, **named, features=features).collate([sample] * size, allocate=fresh)
 
     def _sample(self, source: SampleSource) -> Sample:
         sample: Sample = source.read(self.index)

@@ -148,8 +148,7 @@ def codecs(bench: Bench, seconds: float) -> Codecs:
         raise Skip("no image could be read")
     offsets, _ = items.of_rows(0, len(bench.picked.rows))
     items_a_sample = float(np.diff(offsets).mean())
-    tokens = np.asarray(bench.cached.lengths["num_tokens"])
-    samples_a_pack = max(plan.seq_len / max(float(tokens.mean()), 1.0), 1.0)
+    samples_a_pack = max(plan.seq_len / max(float(np.asarray(bench.cached.lengths["num_tokens"]).mean()), 1.0), 1.0)
     factor = items_a_sample * samples_a_pack
     return Codecs(
         read_ms={codec: 1e3 * statistics.fmean(each) * factor for codec, each in read_s.items()},

@@ -21,13 +21,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, MissingExtraError
 from forebay.extras import install_line
+from forebay.inspect.picture import new_figure
 from forebay.measure.child_process import Child
 from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels
 from forebay.measure.compared_ways import (
@@ -49,8 +50,6 @@ from forebay.measure.shown_figures import (
     cells,
     largest_difference,
     markdown_table,
-    new_figure,
-    write_figure,
     write_report,
     written_line,
 )
@@ -65,6 +64,9 @@ from forebay.train.loop.meter import FILE_NAME, VERSION, read_lines
 from forebay.train.loop.schedule import run_steps
 from forebay.train.select import make_loader
 from forebay.visible import from_here, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 _RATES = {"wer": "WER", "cer": "CER", "accuracy": "accuracy", "f1": "F1", "loss": "loss"}
@@ -317,8 +319,8 @@ class RunComparison:
         if (out := self.out) is None:
             return
         document = self.to_json()
-        draw, lines = partial(draw_runs, document), _markdown(document)
-        write_report(out, "compare", document, draw, log=logger.warning, lines=lines)
+        draw = partial(draw_runs, document)
+        write_report(out, "compare", document, draw, log=logger.warning, lines=_markdown(document))
 
 
 def compare_runs(first: Path, other: Path, *, out: Path | None = None) -> RunComparison:
@@ -389,13 +391,13 @@ _ROWS: tuple[TableRow, ...] = (
 )
 
 
-def draw_runs(document: dict[str, Any], path: Path) -> None:
-    """Makes `path` a PNG of the loss curves of two runs. Raises MissingExtraError where matplotlib is not installed."""
-    figure = new_figure(9, 4.5)
+def draw_runs(document: dict[str, Any]) -> Figure:
+    """Returns the loss curves of two runs. Raises MissingExtraError where matplotlib is not installed."""
+    figure = new_figure(9, 4.5, why="the picture needs matplotlib")
     axes = figure.subplots()
     for name, curve, colour in zip(document["runs"], document["losses"], (OURS, OTHERS[0]), strict=True):
         label = printable(from_here(name)).replace("$", r"\$")
         axes.plot(*zip(*curve, strict=True), color=colour, label=label, linewidth=1.2)
     axes.set_title("loss by step, mean since the log line before", loc="left", fontsize=10)
     axes.legend(fontsize=8)
-    write_figure(figure, path)
+    return figure

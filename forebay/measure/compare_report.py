@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forebay.inspect.picture import new_figure
 from forebay.measure.compared_ways import OWN, Block, Setup
 from forebay.measure.machine import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, peak_flops
 from forebay.measure.shown_figures import (
@@ -21,8 +22,6 @@ from forebay.measure.shown_figures import (
     cells,
     largest_difference,
     markdown_table,
-    new_figure,
-    write_figure,
     write_report,
     written_line,
 )
@@ -32,6 +31,7 @@ from forebay.visible import human_bytes, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 _FILES = ("compare.md", "compare.json", "compare.png", "logs")
@@ -193,8 +193,8 @@ class ArmComparison:
     def write(self) -> None:
         """Makes the folder hold compare.md and compare.json, and compare.png if matplotlib is installed."""
         document = self.to_json()
-        draw, lines = partial(draw_arms, document), _markdown(document)
-        write_report(self.folder, "compare", document, draw, log=logger.warning, lines=lines)
+        draw = partial(draw_arms, document)
+        write_report(self.folder, "compare", document, draw, log=logger.warning, lines=_markdown(document))
 
 
 def bucket_labels(plan: Plan) -> dict[int, str]:
@@ -287,9 +287,9 @@ _ROWS: tuple[TableRow, ...] = (
 )
 
 
-def draw_arms(document: dict[str, Any], path: Path) -> None:
-    """Makes `path` a PNG of a comparison's document. Raises MissingExtraError where matplotlib is not installed."""
-    figure = new_figure(12, 8)
+def draw_arms(document: dict[str, Any]) -> Figure:
+    """Returns a comparison's document as a picture. Raises MissingExtraError where matplotlib is not installed."""
+    figure = new_figure(12, 8, why="the picture needs matplotlib")
     arms: dict[str, dict[str, Any]] = document["arms"]
     colours = dict(zip(arms, (OURS, *OTHERS * len(arms)), strict=False))
     (speed, losses), (steps, shares) = figure.subplots(2, 2)
@@ -299,7 +299,7 @@ def draw_arms(document: dict[str, Any], path: Path) -> None:
     _shares(shares, arms, colours)
     title = f"{printable(document['name'])}: {document['steps']} steps, {document['samples']} samples, "
     figure.suptitle(title + (document["device"] or document["machine"]["cpu"]), parse_math=False)
-    write_figure(figure, path)
+    return figure
 
 
 def _speed(axes: Axes, arms: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:

@@ -392,8 +392,7 @@ def _with_setting(lines: list[str], section: str, key: str, value: Any) -> list[
         if found is None or found["key"] != key:
             continue
         # A value may be an array over several lines.
-        ends = (n for n in range(place, len(lines)) if _parses("\n".join(lines[place : n + 1])))
-        last = next(ends, place)
+        last = next((n for n in range(place, len(lines)) if _parses("\n".join(lines[place : n + 1]))), place)
         was, comment = _split("\n".join(lines[place : last + 1]))
         old = [f"{_MARK}: was {' '.join(was.split())}"]
         new = [] if own is None else [f"{own}{f'  {comment}' if comment else ''}"]

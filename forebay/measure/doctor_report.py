@@ -43,8 +43,7 @@ class Advice:
 def advice(found: MeasuredArms, config: Config) -> list[Advice]:
     """Returns what to do, what saves the most of an epoch first; where nothing does, that the step decides."""
     makers = (_build, _threads, _prefetch, _plan, _codec, _storage, _workers, _shards)
-    all_of_them = [each for make in makers for each in make(found, config)]
-    ranked = sorted(all_of_them, key=lambda each: -each.rank)
+    ranked = sorted((each for make in makers for each in make(found, config)), key=lambda each: -each.rank)
     return [*_step(found, config), *ranked]
 
 

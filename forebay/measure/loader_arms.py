@@ -71,8 +71,7 @@ def workers(bench: Bench, seconds: float) -> Rates:
         return Rates(rates={}, skipped=skipped)
     source, planned = _uncached(bench)
     data = Batches(source, planned, makers(bench, source), seed=bench.config.loader.seed)
-    rates = {number: _of_workers(data, number, seconds / len(fit)) for number in fit}
-    return Rates(rates=rates, skipped=skipped)
+    return Rates(rates={number: _of_workers(data, number, seconds / len(fit)) for number in fit}, skipped=skipped)
 
 
 def _fit(numbers: Sequence[int], cores: int, what: str) -> tuple[list[int], dict[int, str]]:

@@ -161,8 +161,7 @@ class ProcessorCollator:
         self._kept = _names(source.constants)
         self._whole: Any = None
         if source.constants.get("prompt") == "chat":
-            tokenizer = Path(recipe.text.folder or self._folder)
-            self._whole = _whole(self._folder, tokenizer, self._image_processor)
+            self._whole = _whole(self._folder, Path(recipe.text.folder or self._folder), self._image_processor)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         """Returns what the model takes. Raises ConfigError where the processor does not take the samples together."""
@@ -311,8 +310,7 @@ def _collator(config: Config, samples: PlainSamples, task: ArmTask) -> tuple[Col
     collator, made_s = timed(lambda: ProcessorCollator(samples, source))
     numbers = {index: number for number, index in enumerate(task.ids)}
     batches = [[numbers[i] for i in batch] for block in task.blocks for step in block.steps for batch in step.batches]
-    places = list(places_in(source, task.ids).values())
-    agrees = agreement(source, samples, collator, places=places, batches=batches)
+    agrees = agreement(source, samples, collator, places=list(places_in(source, task.ids).values()), batches=batches)
     if not agrees["is_kept"]:
         logger.warning("batches of the cache are not those of the processor: %s", agrees["differences"])
     return collator, agrees, made_s

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.inspect.picture import new_figure
 from forebay.measure.machine import device_name
-from forebay.measure.shown_figures import new_figure, write_figure, write_report, written_line
+from forebay.measure.shown_figures import write_report, written_line
 from forebay.spans import ALL_REDUCE, BACKWARD, COPY, DATA_WAIT, EVALUATION, FORWARD
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
 from forebay.train.loop.meter import Phases
@@ -33,6 +34,7 @@ from forebay.train.loop.run import run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 STEP = "ProfilerStep#"
 DEVICE_WAIT = "idle: waiting for the device"
@@ -409,8 +411,8 @@ def _short(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, train=settings)
 
 
-def draw_shares(shares: Shares, device: str, path: Path) -> None:
-    """Makes `path` a PNG: a bar for the main thread, one for the other threads, one for the device if there is one.
+def draw_shares(shares: Shares, device: str) -> Figure:
+    """Returns a picture: a bar for the main thread, one for the other threads, one for the device if there is one.
 
     Raises MissingExtraError where matplotlib is not installed.
     """
@@ -425,7 +427,7 @@ def draw_shares(shares: Shares, device: str, path: Path) -> None:
     if axes:
         _draw_threads(axes[0], shares)
     figure.suptitle(f"{shares.num_steps} steps of {1e3 * shares.wall_s / shares.num_steps:.1f} ms on {device}")
-    write_figure(figure, path)
+    return figure
 
 
 def _draw_parts(axes: Axes, title: str, shares: Mapping[str, float]) -> None:

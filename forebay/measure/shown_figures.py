@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import MissingExtraError
-from forebay.extras import install_line
+from forebay.inspect.picture import write_figure
 from forebay.progress import duration
 from forebay.store.files import write_bytes
 from forebay.visible import from_here, human_bytes, json_text
@@ -72,7 +71,7 @@ def write_report(
     folder: Path,
     stem: str,
     document: Mapping[str, Any],
-    draw: Callable[[Path], None],
+    draw: Callable[[], Figure],
     *,
     log: Callable[[str], None],
     lines: Iterator[str] | None = None,
@@ -86,7 +85,7 @@ def write_report(
     if lines is not None:
         write_bytes(folder / f"{stem}.md", ("\n".join(lines) + "\n").encode())
     try:
-        draw(folder / f"{stem}.png")
+        write_figure(draw(), folder / f"{stem}.png")
     except MissingExtraError as err:
         log(str(err))
 
@@ -105,22 +104,3 @@ def largest_difference(first: Mapping[int, float], other: Mapping[int, float]) -
 def written_line(folder: str | Path, names: Sequence[str]) -> str:
     """Returns the line that says which files are in a folder now."""
     return f"written to {from_here(folder)}: {', '.join(names)}"
-
-
-def new_figure(width_in: float, height_in: float, *, why: str = "the picture needs matplotlib") -> Figure:
-    """Returns an empty picture. Raises MissingExtraError, which says why, where matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise MissingExtraError(f"{why} ({err}); run: {install_line('report')}") from err
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def write_figure(figure: Figure, path: Path) -> None:
-    """Makes `path` a PNG of a picture."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    write_bytes(path, buffer.getbuffer())

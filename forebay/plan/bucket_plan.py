@@ -160,8 +160,7 @@ def shuffled_buckets(plan: BucketPlan, *, seed: int) -> list[Array]:
     owners = np.empty(count, dtype=np.int64)
     owners[plan.members_at(np.arange(count))] = np.repeat(np.arange(len(plan.batch_sizes)), plan.bucket_sizes)
     line = Permutations([count], derive_key("forebay bucket manifests", seed))(np.arange(count))
-    order = np.argsort(owners[line], kind="stable")
-    return np.split(line[order], plan.offsets[1:-1])
+    return np.split(line[np.argsort(owners[line], kind="stable")], plan.offsets[1:-1])
 
 
 ORDER_VERSION = 1
@@ -313,8 +312,7 @@ class ShardOrder(Order):
         ends = np.cumsum(per_bucket, axis=1)
         owners: Ints = (inside[:, None] >= ends).sum(axis=1)
         one = np.arange(len(slots))
-        numbers = self._first_groups[blocks, owners] + inside - (ends - per_bucket)[one, owners]
-        return owners, numbers
+        return owners, self._first_groups[blocks, owners] + inside - (ends - per_bucket)[one, owners]
 
 
 def token_cost(settings: BucketConfig, sample_rate_hz: int) -> int:

@@ -204,8 +204,7 @@ def _mapped(folder: Path, metadata: dict[str, Any], settings: PlanConfig) -> Any
     check = None
     if is_lazy:
         path, sums = folder / "members.npy", arrays.pop(SUMS)
-        members = CheckedArray(path, arrays["members"], sums, chunk_items=MEMBERS_A_CHUNK, again=_AGAIN)
-        check = members.require_all
+        check = CheckedArray(path, arrays["members"], sums, chunk_items=MEMBERS_A_CHUNK, again=_AGAIN).require_all
     kind: Any = _KINDS[settings.kind]
     plan: AnyPlan = kind.restored({**arrays, "check": check}, metadata=metadata, settings=settings)
     return plan

@@ -259,8 +259,7 @@ def pack_ids(indices: Array) -> str:
 
     A run of neighbours costs next to nothing, a sample among thousands two bytes. Indices are below 2^32.
     """
-    gaps = np.diff(indices, prepend=0).astype("<u4")
-    return base64.b64encode(zlib.compress(gaps.tobytes(), 6)).decode("ascii")
+    return base64.b64encode(zlib.compress(np.diff(indices, prepend=0).astype("<u4").tobytes(), 6)).decode("ascii")
 
 
 def unpack_ids(text: str) -> Array:

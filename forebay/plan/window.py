@@ -277,8 +277,7 @@ class WindowOrder(EpochOrder):
                 self._windows.clear()
             ranks, bounds = self._stratified(window) if self._strata else self._counted(window)
             samples = self.plan.members_at(ranks)
-            found = [samples[a:b] for a, b in itertools.pairwise(bounds)]
-            self._windows[window] = found
+            found = self._windows[window] = [samples[a:b] for a, b in itertools.pairwise(bounds)]
         return found
 
     def _stratified(self, window: int) -> tuple[Ints, list[int]]:

@@ -1,19 +1,18 @@
 """The program beside a server's socket that takes the place of Python: see `tests.warm`.
 
-`python -IS` runs it, so that it starts in 10 ms: it imports nothing but small modules of the standard library.
+`python -IS` runs it, so that it starts in 10 ms: it imports nothing but modules that are built in. socket, signal and
+json would take as long again.
 """
 
 from __future__ import annotations
 
-import array
-import json
+import _signal  # type: ignore[import-not-found]
+import _socket
+import marshal
 import os
-import resource
-import signal
-import socket
 import sys
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2)
 READ_AT_START = ("PYTHON", "HF_", "TRANSFORMERS_", "OMP_", "MKL_", "OPENBLAS_")
 """How the names of variables begin that are read while Python starts or while packages are imported."""
 OF_EACH = ("PYTHONPATH", "PYTHON_EXEC", "PYTHONBREAKPOINT", "HF_HUB_DISABLE_PROGRESS_BARS")
@@ -39,15 +38,16 @@ def can_be_warm(words: list[str], environment: dict[str, str], servers: dict[str
     )
 
 
-def ask(server: socket.socket, asked: dict[str, object], fds: dict[int, int]) -> None:
+def ask(server: _socket.socket, asked: dict[str, object], fds: dict[int, int]) -> None:
     """Sends what is asked for, and open files by the numbers that they have in the new process."""
-    data = json.dumps(asked | {"fds": list(fds)}).encode()
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds.values()))]
+    data = marshal.dumps(asked | {"fds": list(fds)})
+    numbers = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds.values())
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)]
     server.sendmsg([len(data).to_bytes(8, "little")], rights)
     server.sendall(data)
 
 
-def status_of(server: socket.socket) -> int:
+def status_of(server: _socket.socket) -> int:
     """Returns how the process has ended, when it has; a signal is a negative number."""
     return int.from_bytes(server.recv(8) or bytes([70]), "little", signed=True)
 
@@ -55,15 +55,15 @@ def status_of(server: socket.socket) -> int:
 def main() -> None:
     """Runs as this process what its arguments say."""
     folder = os.path.dirname(sys.argv[0])
-    with open(os.path.join(folder, "environment"), encoding="utf-8") as file:
-        servers = json.load(file)
+    with open(os.path.join(folder, "environment"), "rb") as file:
+        servers = marshal.load(file)
     if not can_be_warm(sys.argv[1:], dict(os.environ), servers):
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     fds = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
-    server = socket.socket(socket.AF_UNIX)
+    server = _socket.socket(_socket.AF_UNIX)
     server.connect(os.path.join(folder, "socket"))
     for number in SIGNALS:
-        signal.signal(number, lambda number, _: server.send(bytes([number])))
+        _signal.signal(number, lambda number, _: server.send(bytes([number])))
     asked = {"words": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "parent": os.getppid()}
     ask(server, asked | {"me": sys.argv[0]}, {fd: fd for fd in fds})
     for fd in fds:
@@ -73,9 +73,11 @@ def main() -> None:
 
 def _end_as(status: int) -> None:
     if status < 0:
+        import resource
+
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if -status != signal.SIGKILL:
-            signal.signal(-status, signal.SIG_DFL)
+        if -status != _signal.SIGKILL:
+            _signal.signal(-status, _signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 

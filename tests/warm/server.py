@@ -1,17 +1,18 @@
 """The server: it has everything loaded, runs nothing itself, and forks a process for whoever asks. See `tests.warm`.
 
-It has one thread, so that a process inherits no lock. Between it and a process stands a watcher, which hands signals to
-the process and says how the process ended.
+It has one thread, so that a process inherits no lock. It is their parent: it hands signals on to them, and says how
+they ended.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import io
-import json
+import marshal
 import os
 import random
 import runpy
@@ -22,6 +23,7 @@ import sys
 import threading
 import types
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ _LOADED = (
     *("forebay.cli", "forebay.preprocess.pipeline", "forebay.preprocess.worker", "forebay.train.loop.run"),
 )
 
+_HUGE = 1 << 21
+
 
 def main(folder: str) -> None:
     """Serves until the standard input ends; in each process that is started: runs what was asked for."""
@@ -58,62 +62,103 @@ def _load() -> None:
     for name in _LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    for each in vars(weakref.finalize)["_registry"]:  # torch's libraries, taken apart at the end of each process
+        each.atexit = False
     gc.enable()
     gc.collect()
     gc.freeze()
+    _make_huge()
+
+
+def _make_huge() -> None:
+    """Makes what is loaded huge pages, where the kernel can: a fork, and the end of a process, cost by the page."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        place, rights, *_, name = f"{line} -".split()[:6]
+        first, last = (int(end, 16) // _HUGE for end in place.split("-"))
+        if rights == "rw-p" and name in ("-", "[heap]") and first + 1 < last:
+            start, size = (first + 1) * _HUGE, (last - first - 1) * _HUGE
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), 25)  # MADV_COLLAPSE, of Linux 6.1
 
 
 def _serve(folder: Path) -> dict[str, Any]:
-    """Returns, in a process of its own each time, what a client asked for; ends with the standard input."""
+    """Returns, in a process of its own each time, what a client asked for.
+
+    The server itself hands signals on and says how processes end: a watcher of each would be a second fork of all that
+    is loaded. It ends when its standard input and all processes have.
+    """
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "socket"))
     listener.listen(64)
-    environment = json.dumps(client.read_at_start(dict(os.environ)))
-    (folder / "environment").write_text(environment, encoding="utf-8")
+    (folder / "environment").write_bytes(marshal.dumps(client.read_at_start(dict(os.environ))))
     print("loaded", flush=True)
-    while True:
-        if 0 in select.select([0, listener.fileno()], [], [])[0]:
-            with contextlib.suppress(ChildProcessError):
-                while True:
-                    os.wait()
-            os._exit(0)
-        connection, _ = listener.accept()
-        if not os.fork():
-            listener.close()
-            return _asked(connection)
-        connection.close()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+    running: dict[int, _Running] = {}
+    is_open = True
+    while is_open or running:
+        clients = {each.client.fileno(): each for each in running.values() if each.is_asking}
+        watched = [0, listener.fileno()] * is_open
+        ready = select.select([*watched, *running, *clients], [], [])[0]
+        is_open = is_open and 0 not in ready
+        for fd in ready:
+            if fd in running:
+                running.pop(fd).say_status()
+                os.close(fd)
+            elif fd in clients and clients[fd].is_asking:
+                clients[fd].hand_on()
+        if is_open and listener.fileno() in ready:
+            connection, _ = listener.accept()
+            asked, fds = _asked(connection)
+            if asked is not None:
+                if not (pid := os.fork()):
+                    for each in (listener, connection, *(one.client for one in running.values())):
+                        each.close()  # by their numbers the process has files of its own
+                    _take(dict(zip(asked["fds"], fds, strict=True)))
+                    return asked
+                process = os.pidfd_open(pid)
+                running[process] = _Running(process, pid, connection)
+            for received in fds:
+                os.close(received)
+    os._exit(0)
 
 
-def _asked(connection: socket.socket) -> dict[str, Any]:
+def _asked(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Returns what a client asks for, None if it has ended, and the files that it has sent."""
     head, fds, _, _ = socket.recv_fds(connection, 8, 253)
     data = b""
     while len(data) < int.from_bytes(head, "little"):
-        data += connection.recv(1 << 20)
-    asked: dict[str, Any] = json.loads(data)
-    if pid := os.fork():
-        _watch(connection, pid)
-    connection.close()
-    _take(dict(zip(asked["fds"], fds, strict=True)))
-    return asked
+        if not (piece := connection.recv(1 << 20)):
+            return None, fds
+        data += piece
+    return marshal.loads(data) if data else None, fds
 
 
-def _watch(connection: socket.socket, pid: int) -> None:
-    """Hands signals on until the process has ended, and says how. It dies if its client does."""
-    process = os.pidfd_open(pid)
-    for fd in (int(name) for name in os.listdir("/proc/self/fd")):
-        if fd not in (process, connection.fileno()):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-    while process not in select.select([process, connection.fileno()], [], [])[0]:
-        for number in connection.recv(64) or bytes([signal.SIGKILL]):
-            signal.pidfd_send_signal(process, number)
-    _, status = os.waitpid(pid, 0)
-    with contextlib.suppress(OSError):
-        connection.send(os.waitstatus_to_exitcode(status).to_bytes(8, "little", signed=True))
-    os._exit(0)
+class _Running:
+    """A process, by its descriptor, and the client that waits for it. is_asking: the client lives."""
+
+    def __init__(self, process: int, pid: int, client: socket.socket) -> None:
+        self.process, self.pid, self.client, self.is_asking = process, pid, client, True
+
+    def hand_on(self) -> None:
+        """Sends the process the signals that the client got. It dies if its client does."""
+        with contextlib.suppress(ConnectionError):
+            if numbers := self.client.recv(64):
+                for number in numbers:
+                    self._send(number)
+                return
+        self.is_asking = False
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process, number)
+
+    def say_status(self) -> None:
+        """Tells the client how the process has ended."""
+        _, status = os.waitpid(self.pid, 0)
+        with contextlib.suppress(OSError):
+            self.client.send(os.waitstatus_to_exitcode(status).to_bytes(8, "little", signed=True))
+        self.client.close()
+        self.is_asking = False
 
 
 def _take(fds: dict[int, int]) -> None:
@@ -149,7 +194,7 @@ def _become(asked: dict[str, Any]) -> None:
 
 
 def _have_parent(parent: int) -> None:
-    """The parent of this process is who asked for it, not the watcher; what it forks has parents of its own."""
+    """The parent of this process is who asked for it, not the server; what it forks has parents of its own."""
     me, real = os.getpid(), os.getppid
     os.getppid = lambda: parent if os.getpid() == me else real()
 

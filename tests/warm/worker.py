@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import json
+import marshal
 import os
 import signal
 import socket
@@ -78,7 +78,7 @@ class WarmProcess:
 
 def _worker_process(command: Sequence[str], **settings: Any) -> WarmProcess | subprocess.Popen[bytes]:
     if not is_cold():
-        servers = json.loads((_folder() / "environment").read_text(encoding="utf-8"))
+        servers = marshal.loads((_folder() / "environment").read_bytes())
         if client.can_be_warm(list(command[1:]), settings["env"], servers):
             return WarmProcess(_folder(), command, pass_fds=settings["pass_fds"], env=settings["env"])
     return subprocess.Popen(command, **settings)

@@ -36,7 +36,7 @@ USED = {
     "train": "import accelerate, jiwer; from forebay.train.loop.launch import process_state",
     "lora": "from forebay.train.models.lora import _peft; _peft()",
     "gpu": "import pynvml",
-    "report": "from forebay.measure.shown_figures import new_figure; new_figure(2.0, 2.0)",
+    "report": "from forebay.inspect.picture import new_figure; new_figure(2.0, 2.0)",
     "hf": "import datasets",
     "remote": "from forebay.store.remote.bucket.bucket import _obstore; _obstore()",
     "ray": "from forebay.preprocess.runner.ray import imported; imported()",

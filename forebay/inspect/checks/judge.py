@@ -16,6 +16,7 @@ from forebay.inspect.checks.text_letters import signed
 from forebay.preprocess.group import EXCLUDING
 from forebay.steps.text.script import scripts_of
 from forebay.store.layout import Array, Ints
+from forebay.terminal import first_of
 from forebay.visible import printable
 
 
@@ -65,7 +66,7 @@ def class_findings(found: Measured, limits: Limits) -> Iterator[Finding]:
     empty = {"folders of classes without an image": found.classes.folders, "classes without a sample": missing}
     for what, names in empty.items():
         if names:
-            said = f"{what}, {len(names)}: {_list(names)}"
+            said = f"{what}, {len(names)}: {first_of(list(map(_shown, names)), _SHOWN)}"
             yield finding(found, -1, "empty_class", said, value=len(names), limit=0)
     if not counts:
         return
@@ -93,11 +94,6 @@ def _uneven(found: Measured, counts: Counter[str], limits: Limits) -> Iterator[F
             f"is {limits.class_ratio:g}"
         )
         yield finding(found, -1, "uneven_classes", message, value=most / least, limit=limits.class_ratio)
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(_shown, names[:_SHOWN])) + more
 
 
 def _shown(name: str) -> str:

@@ -395,8 +395,7 @@ def _refused(bad: Sequence[Bad], rows: pa.Table, manifest: Manifest) -> list[Ref
     first: dict[int, Refused] = {}
     for row, reason, message in sorted(bad, key=lambda each: each[0]):
         sample_id, place = rows["sample_id"][row].as_py(), rows["row"][row].as_py()
-        known = Refused(sample_id=sample_id, reason=reason, message=message, row=row, place=place)
-        first.setdefault(row, known)
+        first.setdefault(row, Refused(sample_id=sample_id, reason=reason, message=message, row=row, place=place))
     return [
         *first.values(),
         *(

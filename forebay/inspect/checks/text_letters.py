@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -163,19 +163,14 @@ def loops(words: list[str]) -> int:
     most = 1
     for size in range(shortest, min(_LONGEST_LOOP, len(parts) // 2) + 1):
         ends = np.flatnonzero(np.append(numbers[size:] != numbers[:-size], True))
-        run = int((np.diff(np.append(-1, ends)) - 1).max())
-        most = max(most, run // size + 1)
+        most = max(most, int((np.diff(np.append(-1, ends)) - 1).max()) // size + 1)
     return most
 
 
 def conversation_facts(text: str) -> tuple[int, int]:
     """Returns how often the assistant says the same words in a row, and a hash of who says what."""
-    said = [message["role"] + " " + _text(message) for message in json.loads(text)]
+    said = [each["role"] + " " + "".join(p.get("text", "\0") for p in each["content"]) for each in json.loads(text)]
     return max((loops(answer.split()) for answer in answers(text)), default=1), folded_hash("\n".join(said).split())
-
-
-def _text(message: dict[str, Any]) -> str:
-    return "".join(part.get("text", "\0") for part in message["content"])
 
 
 def answers(conversation: str) -> Iterator[str]:

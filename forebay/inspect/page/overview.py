@@ -131,8 +131,7 @@ class PageRows:
         groups = [*self.doubts.exact.shown, *self.doubts.near.shown]
         doubtful = [*self.doubts.misfits[: MAX_ROWS // 6].tolist(), *(index for group in groups for index in group)]
         first = np.unique(np.array([*shown, *doubtful[: max(0, min(MAX_ROWS // 3, MAX_ROWS - len(shown)))]], np.int64))
-        others = np.linspace(0, count - 1, MAX_ROWS - len(first)).astype(np.int64)
-        return np.union1d(first, others)
+        return np.union1d(first, np.linspace(0, count - 1, MAX_ROWS - len(first)).astype(np.int64))
 
 
 def _number(name: str, values: Array, *, places: int) -> PageColumn:

@@ -60,7 +60,7 @@ class Query:
         one = {name: values[0] for name, values in given.items() if len(values) == 1}
         language, text = one.get("language", ""), one.get("text", "")
         numbers = [one.get("first", "0"), one.get("size", "50"), one.get("by", "0"), language or "0"]
-        if len(one) < len(given) or not all(_is_number(number) for number in numbers):
+        if len(one) < len(given) or not all(n.isascii() and n.isdigit() and len(n) <= 12 for n in numbers):
             return None
         first, size, by, number = map(int, numbers)
         is_there = 1 <= size <= 200 and by < columns and number < max(languages, 1) and len(text) <= 200
@@ -68,10 +68,6 @@ class Query:
             return None
         chosen = number if language else None
         return cls(first=first, size=size, by=by, is_falling=one.get("down") == "1", text=text, language=chosen)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 12
 
 
 class PageSearch:
@@ -185,8 +181,7 @@ class Pages:
         return f"{self.root}/sample/{index}"
 
     def _card(self, chosen: Chosen) -> Card:
-        reading = self.overview.reader.read(chosen)
-        return linked(reading, root=self.root, rate_hz=self.overview.rate_hz)
+        return linked(self.overview.reader.read(chosen), root=self.root, rate_hz=self.overview.rate_hz)
 
     def _sample(self, index: int) -> PageAnswer:
         count = len(self.overview.columns)
@@ -247,8 +242,7 @@ class Pages:
         wanted = Query.of(given, columns=len(self.overview.rows.shown), languages=languages)
         if wanted is None:
             return plain(400, "these are no rows that a page asks for")
-        body = json.dumps(self._search.answer(wanted), allow_nan=False).encode("ascii")
-        return _media("application/json", body)
+        return _media("application/json", json.dumps(self._search.answer(wanted), allow_nan=False).encode("ascii"))
 
 
 _ORIGIN = "'self'"

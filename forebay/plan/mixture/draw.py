@@ -125,8 +125,7 @@ class MixedDraw:
         return self._left_before(int(self._split.sizes[self._live].sum()))
 
     def groups_before_repeat(self) -> int:
-        sizes = self._split.sizes[self._live].sum(1)
-        return self._left_before(int(self._assignment.places(self._live, sizes).min()))
+        return self._left_before(int(self._assignment.places(self._live, self._split.sizes[self._live].sum(1)).min()))
 
     def _left_before(self, place: int) -> int:
         return int((self._class_counts(np.array([place]))[0] // self._group_sizes).sum())

@@ -357,8 +357,7 @@ class MixtureOrder(EpochOrder):
         return self.plan.draw.cells(self._first_group + group, inside)
 
     def _locate(self, positions: Sequence[int] | Array) -> tuple[Ints, Ints]:
-        where = checked_positions(positions, len(self))
-        groups, inside = np.divmod(where, self.plan.lockstep)
+        groups, inside = np.divmod(checked_positions(positions, len(self)), self.plan.lockstep)
         return groups + self._first_group, inside
 
     def _samples(self, sources: Ints, classes: Ints, ordinals: Ints) -> Ints:

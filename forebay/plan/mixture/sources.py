@@ -87,8 +87,7 @@ class Assignment:
     def counts(self, places: Ints) -> Ints:
         """Returns how many of the first `places` places each source has, int64 [*places.shape, k]."""
         cycles, inside = np.divmod(places, self.period)
-        firsts = np.arange(len(self.weights)) * self.period
-        before = np.searchsorted(self._keys, firsts + inside[..., None])
+        before = np.searchsorted(self._keys, np.arange(len(self.weights)) * self.period + inside[..., None])
         found: Ints = cycles[..., None] * self.weights + before - self._starts[:-1]
         return found
 

@@ -118,8 +118,7 @@ class ColdForm:
                 f"{self.place.url / ROOT} is of a zarr hierarchy that forebay did not write; name another place"
             )
         try:
-            documents = json.loads(data)["consolidated_metadata"]["metadata"]
-            return mark, dict(documents)
+            return mark, dict(json.loads(data)["consolidated_metadata"]["metadata"])
         except (LookupError, TypeError, ValueError) as err:
             raise self._corrupt(f"it has no consolidated metadata ({err!r:.60})") from err
 

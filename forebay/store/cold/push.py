@@ -275,8 +275,7 @@ def push_to(
     sizes = [*map(len, ends.values()), *(item.wanted.size_bytes for item in items)]
     with Tally(sizes, label="push", progress=progress) as tally:
         work = _ZarrUpload(cache, mark, ends, items, place, tally, verify=verify)
-        already_there = work.run()
-        report = tally.report("push", source=cache.folder, target=place.url, key=cache.key, already_there=already_there)
+        report = tally.report("push", source=cache.folder, target=place.url, key=cache.key, already_there=work.run())
         return dataclasses.replace(report, stored_bytes=work.stored_bytes)
 
 

@@ -86,8 +86,7 @@ class GroupStrips:
     @property
     def shard_rows(self) -> tuple[ColdArray, Ints]:
         """The array that says at which row each shard begins, and its values."""
-        shape = (len(self.rows),)
-        return cold_array(f"{self.group}/shard_rows", "int64", shape, ("shard_edge",)), self.rows
+        return cold_array(f"{self.group}/shard_rows", "int64", (len(self.rows),), ("shard_edge",)), self.rows
 
     def pieces(self, shard: int) -> list[Piece]:
         """Returns what a shard's file is made of, in the order of its bytes."""

@@ -134,7 +134,11 @@ def encode(codec: Codec, *, data: bytes, pixels: npt.NDArray[np.uint8], patches:
     if codec == "source":
         return FIELDS[codec], np.frombuffer(data, np.uint8)
     if codec == "webp" and max(pixels.shape) <= _WEBP_MAX_SIDE:
-        return FIELDS[codec], np.frombuffer(_webp(pixels), np.uint8)
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "WEBP", lossless=True, **_WEBP_EFFORT)
+        return FIELDS[codec], np.frombuffer(file.getbuffer(), np.uint8)
     return FIELDS[codec], np.frombuffer(zstd().compress(np.ascontiguousarray(patches)), np.uint8)
 
 
@@ -161,8 +165,7 @@ def decode(
         from PIL.WebPImagePlugin import WebPImageFile
 
         return patchify(np.asarray(WebPImageFile(io.BytesIO(stored.tobytes()))), settings)
-    size_bytes = grid[1] * grid[2] * settings.patch_bytes
-    buffer = zstd().decompress(stored, decompressed_size=size_bytes)
+    buffer = zstd().decompress(stored, decompressed_size=grid[1] * grid[2] * settings.patch_bytes)
     return np.frombuffer(buffer, np.uint8).reshape(-1, settings.patch_bytes)
 
 
@@ -171,14 +174,6 @@ def zstd() -> Any:
     import pyarrow as pa
 
     return pa.Codec("zstd", compression_level=_ZSTD_LEVEL)
-
-
-def _webp(pixels: npt.NDArray[np.uint8]) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "WEBP", lossless=True, **_WEBP_EFFORT)
-    return file.getvalue()
 
 
 _ROUNDING = 16

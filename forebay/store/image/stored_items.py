@@ -135,8 +135,7 @@ class ArrayField:
     def array(self, row: Mapping[str, Array]) -> Array:
         """Returns the array of an image. Raises ValueError where the row holds none, whatever its checksum says."""
         shape = self._shape(row) if self.has_shape else None
-        values = self._unpacked(row, shape) if self.is_packed else row[self.name]
-        return self._shaped(values, shape)
+        return self._shaped(self._unpacked(row, shape) if self.is_packed else row[self.name], shape)
 
     def _shaped(self, values: Array, shape: list[int] | None) -> Array:
         """Returns values as they lie on disk in the processor's order of axes."""

@@ -198,8 +198,7 @@ class Evaluator:
         keeps: whether texts are written next, so that what an encoder computed is kept for them.
         """
         check_batch(self.facts, fields_of(batch))
-        dtype = pixel_dtype(self.pixels)
-        inputs = to_model_inputs(batch, loader.source.constants, device=self.device, dtype=dtype)
+        inputs = to_model_inputs(batch, loader.source.constants, device=self.device, dtype=pixel_dtype(self.pixels))
         options = {"use_cache": True} if keeps and self.facts.labels_are_shifted else {}
         passed = self.objective(self.model, inputs, units=self.objective.units(fields_of(batch)), **options)
         return {name: value for name, value in inputs.items() if name != "labels"}, passed

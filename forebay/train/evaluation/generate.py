@@ -57,8 +57,7 @@ def prompts_of(ids: torch.Tensor, labels: torch.Tensor, *, labels_are_shifted: b
     width = int(lengths.max())
     places = torch.arange(width)[None] + (lengths - width)[:, None]
     mask = places >= 0
-    found = torch.where(mask, ids.gather(1, places.clamp(min=0)), pad_token_id)
-    return Prompts(ids=found, mask=mask.long())
+    return Prompts(ids=torch.where(mask, ids.gather(1, places.clamp(min=0)), pad_token_id), mask=mask.long())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,10 +97,10 @@ def test_the_run_s_folder_has_no_checkpoint_of_a_comparison(root: Path, printed:
 
 
 @pytest.mark.wide
-def test_without_matplotlib_a_line_names_the_extra(root: Path, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_a_line_names_the_extra(printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"the picture needs matplotlib .*pip install 'forebay\[report\]'"):
-        draw_arms({}, root / "no.png")
+        draw_arms({})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.config import BucketConfig
+from forebay.inspect.picture import write_figure
 from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, draw_arms, flops_of
 from forebay.measure.compared_ways import Block, BlockStep, Setup
 from forebay.measure.machine import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, peak_flops, spread_out
@@ -176,7 +177,7 @@ def test_tables_have_a_column_an_arm_and_rows_where_another_arm_is_better_stay(t
 
 def test_a_picture_is_drawn_of_the_document(tmp_path: Path) -> None:
     own, other = figures("config", [turn(2.0), turn(2.0)]), figures("hf", [turn(1.0), turn(1.0)])
-    draw_arms(comparison(own, other).to_json(), tmp_path / "compare.png")
+    write_figure(draw_arms(comparison(own, other).to_json()), tmp_path / "compare.png")
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -154,8 +154,7 @@ class Bucket:
     @_anywhere
     def level(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Returns the objects and the names of the folders directly below a folder. Raises RemoteError."""
-        key = self._key(prefix) or None
-        ask = functools.partial(_obstore().list_with_delimiter_async, self._store(), key)
+        ask = functools.partial(_obstore().list_with_delimiter_async, self._store(), self._key(prefix) or None)
         found = self._asked(prefix, lambda: self._listed(prefix, ask))
         return list(map(self._info, found["objects"])), sorted(map(self._name, found["common_prefixes"]))
 

@@ -168,8 +168,7 @@ class Downloads:
 
     def run(self, to_come: list[Expected]) -> None:
         """Downloads all files. Raises what stops a fetch as a whole: RemoteError, OSError."""
-        most = self.bucket.settings.max_concurrent
-        for_each(self._bring, to_come, num_threads=most, stopped=self._is_stopped)
+        for_each(self._bring, to_come, num_threads=self.bucket.settings.max_concurrent, stopped=self._is_stopped)
 
     def _bring(self, expected: Expected) -> None:
         """Makes an object a file, if need be by several attempts, or refuses it."""

@@ -309,8 +309,7 @@ def origin_of(folder: str, pid: int) -> Origin:
         raise LookupError(folder) from err
     if mirror is None or mirror.settings.folder.absolute() != Path(folder).absolute().parent.parent:
         raise LookupError(folder)
-    root = Url(mirror.url.scheme, mirror.url.bucket)
-    return Origin(mirror, objects_of(root, mirror.settings, pid))
+    return Origin(mirror, objects_of(Url(mirror.url.scheme, mirror.url.bucket), mirror.settings, pid))
 
 
 def forget() -> None:
