@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 
 from forebay.config.tree import Config
 from forebay.inspect.page.overview import CardChoice
-from forebay.inspect.page.write_pages import ReportOptions, report
+from forebay.inspect.page.page_command import ReportOptions, report
 from forebay.preprocess.pipeline import build
 from forebay.steps.recipe import load_config
 

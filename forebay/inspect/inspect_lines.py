@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.inspect.cell_picture import cell_lines
 from forebay.inspect.facts import (
     Pack,
     bucket_range,
@@ -25,6 +24,7 @@ from forebay.inspect.facts import (
     unplaced_text,
 )
 from forebay.inspect.listed_groups import SeenItem, beside_float32, form_rows
+from forebay.inspect.plan_pictures import cell_lines
 from forebay.inspect.sample import Sample, spoken, summary
 from forebay.inspect.seen_images import range_text
 from forebay.store.layout import Array

@@ -21,7 +21,7 @@ from forebay.plan.make import make_plan, samples_of
 from forebay.steps.batch import fresh
 from forebay.store.layout import Array
 from forebay.store.source import Sample, SampleSource, SourceUnion
-from forebay.train.augment.variant_draws import Variants
+from forebay.train.augment.draws import Variants
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.device_features import DeviceFeatures
 from forebay.train.device import Batch

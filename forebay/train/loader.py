@@ -24,8 +24,7 @@ from forebay.store.layout import Ints
 from forebay.store.remote.foresight import Foresight
 from forebay.store.source import Sample, SampleSource, SourceUnion, parts_of
 from forebay.train.augment.augmentation import Augmentation
-from forebay.train.augment.draws import Drawing, EpochDraws
-from forebay.train.augment.variant_draws import VARIANTS_PLACE, Variants, without_variants
+from forebay.train.augment.draws import VARIANTS_PLACE, Drawing, EpochDraws, Variants, without_variants
 from forebay.train.batch_columns import BatchColumns
 from forebay.train.collate.collator import BatchMaker, Collator, CropDraws
 from forebay.train.collate.device_features import DeviceFeatures

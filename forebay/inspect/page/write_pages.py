@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from forebay.inspect.cell_picture import cell_rows
 from forebay.inspect.checks.limits import PACE
 from forebay.inspect.facts import bucket_range, has_lengths, held_rows, plan_figures, shown_settings, unplaced_text
 from forebay.inspect.listed_groups import form_rows
@@ -19,6 +18,7 @@ from forebay.inspect.page.cards import Card, embedded
 from forebay.inspect.page.overview import MAX_ROWS, Overview
 from forebay.inspect.page.page_samples import LABEL, NEAR_S, SHOWN
 from forebay.inspect.page.words import page, recipe_lines
+from forebay.inspect.plan_pictures import cell_rows
 from forebay.inspect.seen_images import count_histogram
 from forebay.progress import Progress
 from forebay.store.files import write_bytes

@@ -86,10 +86,10 @@ class Family(Protocol):
 
 
 FAMILIES = {
-    "qwen2_5_vl": "forebay.train.models.qwen_vl",
-    "qwen2_vl": "forebay.train.models.qwen_vl",
-    "qwen3_asr": "forebay.train.models.qwen3_asr",
-    "qwen3_vl": "forebay.train.models.qwen_vl",
+    "qwen2_5_vl": "forebay.train.models.qwen",
+    "qwen2_vl": "forebay.train.models.qwen",
+    "qwen3_asr": "forebay.train.models.qwen",
+    "qwen3_vl": "forebay.train.models.qwen",
     "whisper": "forebay.train.models.whisper",
 }
 """The module of each `model_type`; `Family` says what the module has."""
