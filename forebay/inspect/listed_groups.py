@@ -43,11 +43,11 @@ def float32_bytes(num_patches: float, settings: ImageSettings) -> float:
 
 
 def beside_float32(stored: float, as_float32: float | None, *, where: str = "stored") -> str:
-    """Returns bytes as stored, `where` says where, beside what float32 `pixel_values` would take."""
+    """Returns bytes as stored, `where` says where, beside what float32 values would take."""
     if as_float32 is None:
         return f"{human_bytes(stored)} {where}; the grids cannot be read (--verify says why)"
     ratio = f", {as_float32 / stored:.3g} times as much" if stored else ""
-    return f"{human_bytes(stored)} {where}; as float32 pixel_values {human_bytes(as_float32)}{ratio}"
+    return f"{human_bytes(stored)} {where}; as float32 {human_bytes(as_float32)}{ratio}"
 
 
 @dataclass(frozen=True, kw_only=True)
