@@ -28,7 +28,9 @@ from forebay.steps.text.row_encoder import STEP_S
 SPOKEN = "spoken"
 """The column of windows that says which part of the text is spoken when: a JSON list of a segment's first and last step
 of 20 ms behind the window's start, and its first and last character; of a segment that only begins in the window its
-first step. An empty list is a window without speech."""
+first step."""
+NO_SPEECH = "[]"
+"""The value of a window without speech."""
 LOST = f"{SPAN}lost"
 """The column of rows that have failed already, and are listed because their stretch is no silence."""
 _MOST_SILENT = 10_000

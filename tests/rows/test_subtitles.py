@@ -84,6 +84,46 @@ def test_cues_are_what_was_written(tmp_path_factory: pytest.TempPathFactory, dat
     ]
 
 
+WHOLE = grid([(0, 5000, "x"), (5000, 10_000, "y")])
+PIECES = [
+    "-->",
+    " --> ",
+    "\n",
+    "\n\n",
+    "00:00:01,000",
+    "00:02.000",
+    "1",
+    "a",
+    "<i",
+    "</v>",
+    "NOTE",
+    "\ud800",
+    "-",
+    "{\\",
+]
+PIECES += [
+    "item [",
+    "intervals [1]:",
+    'class = "IntervalTier"',
+    "xmin = 0",
+    "xmax = 9",
+    'text = "x"',
+    'name = "n"',
+    "{}",
+]
+
+
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=30), form=st.sampled_from(["srt", "vtt", "TextGrid"]))
+def test_whatever_a_file_holds_is_cues_or_a_reason(pieces: list[str], form: str) -> None:
+    text = {"vtt": "WEBVTT\n\n", "TextGrid": WHOLE[:120]}.get(form, "") + "".join(pieces)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forebay.rows.readers.subtitles._decoded", lambda _: text)
+        found = _cues_of(Path(f"a.{form}"), 1, "none.wav", SourceConfig(kind="subtitles", manifest="."))
+    assert found
+    for cue in found:
+        assert (cue.problem is None) == (bool(cue.text) and 0 <= cue.start_s < cue.end_s)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
@@ -179,7 +219,6 @@ def test_times_under_times_are_two_cues(folder: Path) -> None:
     assert (line["reason"], [row["text"] for row in rows_of(cache).values() if row["text"]]) == ("empty_cue", ["x"])
 
 
-WHOLE = grid([(0, 5000, "x"), (5000, 10_000, "y")])
 FILES = [
     ("a.TextGrid", WHOLE[: WHOLE.index("item [2]") - 150], "bad_subtitles", "is no TextGrid that can be read"),
     ("a.TextGrid", WHOLE[: WHOLE.index("intervals [2]")], "bad_subtitles", "ends at 5 s of 10 s: the file is cut"),

@@ -23,6 +23,7 @@ from forebay import load_config
 from forebay.cli import main
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError
+from forebay.inspect.checks.lint import LintOptions, Target, lint
 from forebay.pretrained import from_folder
 from forebay.rows.manifest import SPAN, Manifest, row_table
 from forebay.rows.segments import segmented
@@ -272,6 +273,21 @@ def test_batches_learn_the_window_and_not_the_text_before(folder: Path) -> None:
     for one, other in zip(make_loader(off), make_loader(load_config(path)), strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_lint_knows_that_windows_overlap_and_that_silence_is_meant(folder: Path) -> None:
+    noise, _ = soundfile.read(folder / "a.flac", dtype="int16")
+    noise[4 * RATE_HZ : 18 * RATE_HZ, 1] = 0
+    soundfile.write(folder / "quiet.flac", noise, RATE_HZ)
+    path = write(folder, "quiet", "timestamps = true\nno_speech = 1.0\n")
+    table = path.with_suffix(".csv")
+    table.write_text(table.read_text().replace("a.flac", "quiet.flac"))
+    for is_cached in (False, True):
+        report = lint([Target(config=load_config(path))], (), LintOptions(progress=False))
+        assert [each.is_raw for each in report.sets] == [not is_cached]
+        assert {"silent", "empty_text", "overlap", "mostly_silent"}.isdisjoint(each.check for each in report.findings)
+        assert not is_cached or len(built(path)) == 13
+        built(path)
 
 
 def test_without_timestamps_the_sound_ends_where_the_next_segment_begins(folder: Path) -> None:

@@ -163,11 +163,11 @@ def _each(
 
 def _sound(found: Measured, limits: Limits) -> Iterator[Finding]:
     facts, loud = found.facts, limits.quiet_dbfs
-    is_silent = facts["loudest_dbfs"] < loud
+    is_silent = (facts["loudest_dbfs"] < loud) & ~found.meant_silent()
     says = "its loudest piece of 20 ms has {value:.1f} dBFS, the limit is {limit:g}"
     yield from _each(found, "silent", is_silent, "loudest_dbfs", says, limit=loud)
     says = f"{{value:.1%}} of its pieces are below {loud:g} dBFS, the limit is {{limit:.0%}}"
-    is_quiet = (facts["quiet"] >= limits.quiet_share) & ~is_silent
+    is_quiet = (facts["quiet"] >= limits.quiet_share) & ~is_silent & ~found.meant_silent()
     yield from _each(found, "mostly_silent", is_quiet, "quiet", says, limit=limits.quiet_share)
     says = "{value:.2%} of its samples are at full scale, the limit is {limit:.2%}"
     is_bad = facts["clipped"] >= limits.badly_clipped_share
@@ -250,7 +250,7 @@ def _repeats(found: Measured, limits: Limits) -> Iterator[Finding]:
     chars, usable = found.facts["chars"], found.usable()
     refused = {each.row for each in found.refused if each.reason == "empty_text"}
     has_texts = bool((chars > 0).any())
-    for row in _rows((chars == 0) & has_texts):
+    for row in _rows((chars == 0) & has_texts & ~found.meant_silent()):
         if row not in refused:
             yield finding(found, row, "empty_text", "its text is empty", value=0, limit=1)
     hashes = np.where(usable & (chars >= limits.repeated_min_chars), found.content["text"], 0)

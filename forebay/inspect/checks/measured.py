@@ -68,7 +68,7 @@ class Measured:
     name: of the set, in messages. is_raw: whether it was read from raw data. ids: large_string. places: where a sample
     stands in its listing or cache. files: the source file of each. languages: "" where none is known.
     facts: fields of `TextFacts` and `Sound`, `band_db`, `seconds`, `stated_s`, `file_rate_hz`, and of
-    segments `overlap_s`. content: hashes by what
+    segments `overlap_s`, of windows `no_speech`. content: hashes by what
     they are of; those of one name may be compared between sets. rate_hz: of the config; None where there is no sound.
     longer: which samples have more audio than was stated. dropped: which `[filter]` leaves out. left_out: why checks
     were not made, by what these need.
@@ -109,6 +109,10 @@ class Measured:
     def language(self, row: int) -> str:
         """Returns the language of a sample, "" where none is known."""
         return self.languages[int(self.language_of[row])]
+
+    def meant_silent(self) -> Array:
+        """Returns which samples are windows without speech, bool [samples]."""
+        return np.asarray(self.facts.get("no_speech", np.zeros(len(self))) > 0)
 
     def usable(self) -> Array:
         """Returns which samples a build would take and a filter leaves, bool [samples]."""

@@ -43,7 +43,7 @@ from forebay.rows.meanings.image_class import empty_classes, labels_of
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.segments import Bounds, recordings_of, segment_columns, segment_of
 from forebay.rows.source_table import SourceFiles
-from forebay.rows.windows import SPOKEN
+from forebay.rows.windows import NO_SPEECH, SPOKEN
 from forebay.steps.audio.waveform import Waveform
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.normal.normal_step import code_in
@@ -327,7 +327,10 @@ def _of_clips(listing: Listing, group: AudioItems, found: MeasuredColumns) -> _K
         seconds = np.where(is_cut, facts["file_s"], seconds)
     stated_s = rows["stated_s"].to_numpy(zero_copy_only=False).astype(np.float64)
     longer = limits.longer(num_samples, stated_s) & (num_samples > 0)
-    facts |= _overlaps(rows) if segment_columns(rows) and SPOKEN not in rows.column_names else {}
+    if SPOKEN in rows.column_names:
+        facts["no_speech"] = np.array([said == NO_SPEECH for said in rows[SPOKEN].to_pylist()], np.float64)
+    elif segment_columns(rows):
+        facts |= _overlaps(rows)
     rate = {"rate_hz": limits.sample_rate_hz} if group.steps.features.reads_sound else {}
     return _Known(
         facts={**facts, "stated_s": stated_s, "seconds": seconds},

@@ -295,9 +295,12 @@ def _seconds(cache: Cache, count: int) -> dict[str, Array]:
 
 
 def _overlaps(cache: Cache, count: int) -> dict[str, Array]:
-    # Windows with timestamps do overlap: the next one begins where a segment begins that is not whole in one.
-    is_window = cache.metadata["recipe"].get("source", {}).get("window_s") is not None
-    if is_window or not {*SEGMENT_FIELDS} <= {*cache.column_names}:
+    """Returns how far segments overlap, and of windows, which do so with timestamps, which are without speech."""
+    recipe = cache.metadata["recipe"]
+    if recipe.get("source", {}).get("window_s") is not None:
+        is_empty = np.asarray(pc.equal(_column(cache, "text", count), ""))
+        return {"no_speech": is_empty * float(bool((recipe.get("text") or {}).get("no_speech")))}
+    if not {*SEGMENT_FIELDS} <= {*cache.column_names}:
         return {}
     names, start_s, end_s, channels = (_column(cache, name, count) for name in SEGMENT_FIELDS)
     _, recordings = coded(names)

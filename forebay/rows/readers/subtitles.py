@@ -9,6 +9,7 @@ import codecs
 import fnmatch
 import html
 import io
+import itertools
 import math
 import os
 import re
@@ -41,12 +42,12 @@ _MAX_BYTES = 64 * 1024 * 1024
 _ARROW = "-->"
 _LINES = re.compile(r"\r\n|\n|\r")
 _CODE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,4})?")
-_MARKUP = re.compile(r"</?(i|b|u|s|font|c|v|lang|ruby|rt)\b[^>]*>|<[\d:.]+>|\{\\an?\d+\}", re.IGNORECASE)
-_OTHER_MARKUP = re.compile(r"</?[A-Za-z][^>]*>|\{\\[^}]*\}")
-_VOICE = re.compile(r"<v(?:\.[^\s>]+)?\s+([^>]+)>")
-_NEGATIVE = re.compile(r"^\s*(?:(?:xmin|xmax|number) ?= ?)?-[\d.]*[1-9]", re.MULTILINE)
+_MARKUP = re.compile(r"</?(i|b|u|s|font|c|v|lang|ruby|rt)\b[^<>]*>|<[\d:.]+>|\{\\an?\d+\}", re.IGNORECASE)
+_OTHER_MARKUP = re.compile(r"</?[A-Za-z][^<>]*>|\{\\[^{}]*\}")
+_VOICE = re.compile(r"<v(?:\.[^\s<>]+)?[ \t]([^<>]*)>")
+_NEGATIVE = re.compile(r"^[ \t]*(?:(?:xmin|xmax|number) ?= ?)?-[\d.]{0,20}[1-9]", re.MULTILINE)
 _HALVES = re.compile("[\ud800-\udfff]")
-_LOST = re.compile(r"\n\s*\n(?!\s|NOTE|STYLE|REGION|\Z)")
+_BLOCKS = ("NOTE", "STYLE", "REGION")
 _EMPTY = "empty_cue", "the cue has no text; correct it, or remove it"
 _SLACK_S = 0.002
 """Praat writes times as they were computed."""
@@ -207,7 +208,8 @@ def _cue(lines: Sequence[str], form: str, where: str) -> Cue:
     plain, voices = _MARKUP.sub("", raw), {*_VOICE.findall(raw)}
     text = " ".join(html.unescape(plain).split())
     problem = _wrong(start, end, raw, plain) or (None if text else _EMPTY)
-    if form == "vtt" and _LOST.search("\n".join(lines)):
+    behind = (line for before, line in itertools.pairwise(lines[1:]) if line.strip() and not before.strip())
+    if form == "vtt" and not all(line.startswith(_BLOCKS) for line in behind):
         problem = "bad_cue", "text stands behind an empty line, and belongs to no cue; correct the file"
     if problem is not None:
         return Cue(start, end, None, problem=(problem[0], f"{where}: {problem[1]}"))
