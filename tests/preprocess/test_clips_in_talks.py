@@ -85,9 +85,9 @@ def test_every_bad_row_has_its_reason_and_is_named_once(tmp_path: Path, talks_of
     }
     assert len(found) == sum(report.failed.values()) == len(rows) - len(good)
     said_of = {each["sample_id"]: each["message"] for each in found}
-    for number, row in enumerate(rows, 1):
-        if row["id"].startswith(("audio_count", "has_", "two_values")):
-            assert f"train.jsonl, line {number}:" in said_of[row["id"]]
+    for number, each in enumerate(rows, 1):
+        if each["id"].startswith(("audio_count", "has_", "two_values")):
+            assert f"train.jsonl, line {number}:" in said_of[each["id"]]
 
 
 @pytest.mark.parametrize(("settings", "left", "cut"), [("drop", 1, 0), ("clip", 2, 1)])
