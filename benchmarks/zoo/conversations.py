@@ -279,4 +279,4 @@ def _words(err: Exception) -> str:
         "",
         re.sub("^(vision.processor|audio.extractor): ", "", str(err)),
     )
-    return text.split("; ")[0].replace("|", "\\\\|").replace("\n", " ")[:200]
+    return text.split("; ")[0].replace("|", "\\\\|").replace("\n", " ").strip()[:200]

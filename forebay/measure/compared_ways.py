@@ -25,7 +25,7 @@ from forebay.measure.machine import ArmTurn, BlockClock, Shapes, device_name, fi
 from forebay.measure.step_runner import StepRunner
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
-from forebay.steps.audio.audio_section import audio_step_of
+from forebay.steps.audio.audio_section import audio_step_of, in_conversations
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.table import is_own
 from forebay.store.source import SampleSource, SourceUnion
@@ -118,7 +118,9 @@ def _not_of_transformers(config: Config) -> Iterator[str]:
         made = f"audio.features of {config.path} is {config.audio.features}"
         yield f"{made}, which no extractor of transformers makes"
     audio, image = audio_step_of(config), image_step_of(config)
-    if image is not None and audio is not None:
+    if audio is not None and in_conversations(config):
+        yield f"rows of {config.path} are conversations with clips, and that way has single recordings or images"
+    elif image is not None and audio is not None:
         yield f"rows of {config.path} are recordings with images, and that way is one of either"
     if image is not None and not image.is_of_transformers:
         way = "that way is one of recordings and of images as their processor gives them"

@@ -25,6 +25,7 @@ from forebay.rows.meanings.own import meaning_of
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.segments import segment_of
 from forebay.spans import RESAMPLE, span
+from forebay.steps.audio.audio_section import in_conversations
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache
@@ -276,7 +277,7 @@ class Heard:
     def __call__(self, row: Mapping[str, Any]) -> Array | None:
         """Returns `waveform` int16 [num_samples]; None where the source is not on this machine or not what was read."""
         audio = recipe_of(self._config).audio
-        if audio is None or not audio.features.reads_sound:
+        if audio is None or not audio.features.reads_sound or in_conversations(self._config):
             return None
         try:
             data = self._encoded(str(row["sample_id"]))

@@ -7,6 +7,7 @@ reader gives records whatever they mean.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -80,6 +81,9 @@ WHOLE_FILE = -1
 """`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
 SPAN = "span:"
 """Before the names of columns that a listing has until it is finished, see `pieces`."""
+INLINE = 1 << 61
+"""Added to the `offset` of an item whose bytes stand in a line of its manifest, as base64."""
+_INLINE_NAME = re.compile(r"\0(\d+):(\d+):(.*)")
 UNLOCATED = -2
 """`size` of a row of a tar whose member has not been looked up yet."""
 _UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE, "duration_s": float("nan")}
@@ -383,10 +387,17 @@ def file_place(written: str | MediaPlace, home: Path | None = None, *, of: str =
 
     Raises SampleError `missing_file` for no name.
     """
+    if isinstance(written, str) and (inline := _INLINE_NAME.fullmatch(written)) is not None:
+        return MediaPlace(None, inline[3], INLINE + int(inline[1]), int(inline[2]))
     place = MediaPlace(path=written) if isinstance(written, str) else written
     if place.path is not None and (problem := usable_name(place.path, home)) is not None:
         raise SampleError("missing_file", f"the name of {of} {problem}")
     return place
+
+
+def inline_name(offset: int, size: int, member: str) -> str:
+    """Returns the name of an item whose base64 stands in its manifest, which `file_place` takes: no file has it."""
+    return f"\0{offset}:{size}:{member}"
 
 
 def meaning_named(name: str, facts: MeaningFacts | None = None) -> Meaning:

@@ -5,6 +5,7 @@ Files are read by offset and size, through a bounded set that is kept open.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import io
@@ -23,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.errors import DecodeError, ManifestError, SampleError, TarError
-from forebay.rows.manifest import WHOLE_FILE
+from forebay.rows.manifest import INLINE, WHOLE_FILE
 from forebay.rows.readers.arrow_files import HfFile, place_row
 from forebay.rows.segments import Bounds, FileStretch, RecordingParts
 from forebay.rows.source_table import SourceFiles
@@ -114,6 +115,13 @@ class MediaReader:
             stack.close()
 
     def _encoded(self, file: int, offset: int, size: int) -> bytes:
+        if offset >= INLINE:
+            try:
+                return base64.b64decode(self._encoded(file, offset - INLINE, size), validate=True)
+            except ValueError as err:
+                raise DecodeError(
+                    "corrupt_audio", f"its data in the manifest is no base64: {err}; write it again"
+                ) from err
         source = self._file(file)
         # A listed file that is media as a whole is a table of samples: manifests hold no media.
         listed = self._listed(source)

@@ -8,6 +8,7 @@ import pytest
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from benchmarks.zoo.conversations import Outcome, outcome_of
+from benchmarks.zoo.page import PAGE
 
 
 def outcome(name: str, folder: Path) -> Outcome:
@@ -43,3 +44,20 @@ def test_a_class_that_does_not_says_why(name: str, why: str, tmp_path: Path) -> 
     found = outcome(name, tmp_path)
     assert found.encoder is None
     assert why in found.line
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("VibeVoiceAsrProcessor", "| input_values, padding_mask | exact |"),
+        ("Qwen3OmniMoeProcessor", "| alone only: its own batches have other values in input_features"),
+        ("CanaryProcessor", "| no | CanaryProcessor has no audio_token"),
+        ("VoxtralProcessor", "| no | text.tokenizer: the chat template is missing, or refuses texts and clips"),
+    ],
+)
+def test_a_class_of_sound_is_shown_with_its_promise_or_its_reason(name: str, said: str, tmp_path: Path) -> None:
+    families = tuple(kind for kind, cls in PROCESSOR_MAPPING_NAMES.items() if cls == name)
+    found = outcome_of(name, families, tmp_path, "audio")
+    assert found is not None
+    assert said in found.sound_line
+    assert found.sound_line in PAGE.read_text(encoding="utf-8").splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from forebay.errors import ConfigError
 from forebay.store.cache import Cache
 from forebay.train.select import make_loader
 from tests.sound_families import QWEN2_AUDIO, clips, listed, random_model, said
-from tests.sound_talks import Talks, bad_rows, built
+from tests.sound_talks import Talks, bad_rows, built, row
 from tests.vlm_families import write_family
 
 
@@ -84,9 +85,9 @@ def test_every_bad_row_has_its_reason_and_is_named_once(tmp_path: Path, talks_of
     }
     assert len(found) == sum(report.failed.values()) == len(rows) - len(good)
     said_of = {each["sample_id"]: each["message"] for each in found}
-    for number, row in enumerate(rows, 1):
-        if row["id"].startswith(("audio_count", "has_", "two_values")):
-            assert f"train.jsonl, line {number}:" in said_of[row["id"]]
+    for number, each in enumerate(rows, 1):
+        if each["id"].startswith(("audio_count", "has_", "two_values")):
+            assert f"train.jsonl, line {number}:" in said_of[each["id"]]
 
 
 @pytest.mark.parametrize(("settings", "left", "cut"), [("drop", 1, 0), ("clip", 2, 1)])
@@ -146,3 +147,31 @@ def test_what_is_not_for_clips_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         talks_of("qwen2_audio").config(**{section: text})
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_sound_that_stands_in_its_manifest_is_that_of_its_file(
+    tmp_path: Path, talks_of: Callable[[str], Talks], *, is_array: bool
+) -> None:
+    talks = replace(talks_of("qwen2_audio"), root=tmp_path)
+    (tmp_path / "qwen2_audio").symlink_to(talks_of("qwen2_audio").model)
+    names = clips(tmp_path / "data", [0.6, 0.9])
+    data = [base64.b64encode((tmp_path / "data" / name).read_bytes()).decode() for name in names]
+    uri, part = f"data:audio/flac;base64,{data[0]}", {"type": "audio"}
+    inside = {"type": "input_audio", "input_audio": {"data": data[1], "format": "flac"}}
+    rows = [
+        row({**part, "audio": uri}, inside, id="inside"),
+        row({**part, "path": names[0]}, {**part, "path": names[1]}, id="files"),
+        said("<audio>q", "A.", audio=uri, id="row"),
+        row({**part, "audio": "data:audio/flac;base64,!!!"}, id="corrupt_audio"),
+        row({**inside, "input_audio": {"data": "", "format": "flac"}}, id="missing_file"),
+    ]
+    path = listed(tmp_path / "data", rows)
+    if is_array:
+        path.write_text(json.dumps(rows, indent=1))
+    cache, report = built(talks.config())
+    assert report.failed == {"corrupt_audio": 1, "missing_file": 1}
+    found = {name: cache.read(place)["input_features"] for place, name in enumerate(_ids(cache))}
+    assert all(map(np.array_equal, found["inside"], found["files"]))
+    assert np.array_equal(found["row"][0], found["files"][0])
+    assert sum(entry.rows for _, entry in cache.shard_entries("audio")) == 2

@@ -168,21 +168,28 @@ def manifest_lines(path: Path, start: int = 0, stop: int = 0, first: int = 1) ->
     start, stop: bytes of some whole lines; left out: of all. first: the number of the first of them. Lines end with LF
     or CRLF. Raises ManifestError where the file cannot be read.
     """
+    yield from ((place.number, line) for place, line in _placed_lines(path, start, stop, first))
+
+
+def _placed_lines(path: Path, start: int, stop: int, first: int) -> Iterator[tuple[LineWhere, bytes]]:
     with reading(path), at_hand(path) as local, open(local, "rb") as file:
         file.seek(start)
-        for number, line in enumerate(io.BytesIO(file.read(stop - start)) if stop else file, first):
-            if number == 1:
-                line = line.removeprefix(BOM)
+        end = start
+        for number, whole in enumerate(io.BytesIO(file.read(stop - start)) if stop else file, first):
+            end += len(whole)
+            line = whole.removeprefix(BOM) if number == 1 else whole
+            place = LineWhere(number, at=end - len(line))
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             if line.strip():
-                yield number, line
+                yield place, line
 
 
 class LineWhere(NamedTuple):
-    """Which line of a file, or which object of an array, counted from 1."""
+    """Which line of a file, or which object of an array, counted from 1. at: its first byte in the file."""
 
     number: int
     word: str = "line"
+    at: int = 0
 
     def __str__(self) -> str:
         return f"{self.word} {self.number}"
@@ -195,10 +202,10 @@ def manifest_objects(path: Path, start: int = 0, stop: int = 0, first: int = 1) 
     array that ends too early.
     """
     if not is_array(path):
-        yield from ((LineWhere(number), line) for number, line in manifest_lines(path, start, stop, first))
+        yield from _placed_lines(path, start, stop, first)
         return
     members = enumerate(array_members(path, start, stop), first)
-    yield from ((LineWhere(number, "object"), data) for number, (_, data) in members)
+    yield from ((LineWhere(number, "object", at), data) for number, (at, data) in members)
 
 
 def is_array(path: Path) -> bool:

@@ -361,7 +361,7 @@ def read_ljspeech(piece: FilePiece, rows: Sink) -> None:
         present = names_in(folder)
     except OSError as err:
         raise ManifestError(f"{path}: cannot read folder {folder}: {err.strerror}; wanted the audio there") from err
-    for (number, _), line in piece_lines(piece):
+    for (number, *_), line in piece_lines(piece):
         fields, where = decoded(line, path, number).split("|"), f"{path}, line {number}"
         if len(fields) not in (2, 3):
             said = f"{len(fields)} columns, wanted id|text|normalised text; correct the manifest"

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
-from forebay.rows.manifest import WHOLE_FILE, Meaning, MediaPlace, Record
+from forebay.rows.manifest import WHOLE_FILE, Meaning, MediaPlace, Record, inline_name
 from forebay.rows.meanings.canonical_chat import LEARNT_OF_ROW, MESSAGES, text_error
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
 from forebay.rows.reader import IDS, FilePiece, RowReader, Sink, one_a_file
@@ -96,20 +96,50 @@ def read_lines(
     recording is as `Recorded` takes it. Raises ManifestError, with the line, for what is no JSON object; a line
     that has a field twice fails. renamed: gives the fields of a line the names that rows have.
     """
-    made = functools.partial(_line_record, Path(piece.path), renamed)
+    hears = "audio" in piece.meaning.facts.groups and "audio" in piece.meaning.facts.lists
+
+    def given(place: LineWhere, line: bytes, fields: dict[str, Any]) -> dict[str, Any]:
+        is_inside = hears and (b"data:audio/" in line or b"input_audio" in line)
+        return renamed(_with_places(fields, line, place) if is_inside else fields)
+
+    made = functools.partial(_line_record, Path(piece.path), given)
     for place, line in piece_lines(piece):
         rows.take(functools.partial(made, place, line), where=f"{piece.name}, {place}", number=place.number)
 
 
 def _line_record(
-    path: Path, renamed: Callable[[dict[str, Any]], dict[str, Any]], place: LineWhere, line: bytes
+    path: Path,
+    given: Callable[[LineWhere, bytes, dict[str, Any]], dict[str, Any]],
+    place: LineWhere,
+    line: bytes,
 ) -> Record:
     try:
-        return Record(renamed(json_lines.parse_object(line)))
+        return Record(given(place, line, json_lines.parse_object(line)))
     except JsonError as err:
         if err.reason is None:
             raise not_lines(path, place, str(err)) from err
         raise text_error(err) from err
+
+
+def _with_places(value: Any, line: bytes, place: LineWhere) -> Any:
+    """Returns fields of a line with names in the place of sound that stands in it, as `data:` URIs or `input_audio`."""
+    match value:
+        case {"type": "input_audio", "input_audio": {"data": str(data)}}:
+            return {"type": "audio", "audio": _place_in(line, data, place) or data}
+        case dict():
+            return {name: _with_places(each, line, place) for name, each in value.items()}
+        case list():
+            return [_with_places(each, line, place) for each in value]
+        case str() if value.startswith("data:audio/"):
+            return _place_in(line, value.partition(";base64,")[2], place) or value
+    return value
+
+
+def _place_in(line: bytes, text: str, place: LineWhere) -> str | None:
+    """Returns the name of base64 in a line; None where it stands there with escapes, or is none."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    start = line.find(encoded) if encoded else -1
+    return None if start < 0 else inline_name(place.at + start, len(encoded), f"{place}, byte {start}")
 
 
 def piece_lines(piece: FilePiece) -> Iterator[tuple[LineWhere, bytes]]:
