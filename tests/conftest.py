@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,17 +30,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # While modules are loaded there is next to no garbage, and looking for it takes a fifth of that time.
 gc.disable()
+_seen = SimpleNamespace(blocks=0)
 
 
 def pytest_collection_finish() -> None:
-    """Objects that are loaded by now stay: a full collection of garbage, for which some tests ask often, skips them.
-
-    Collections that nobody asks for come less often: they are a part of the CPU of tests that make many small objects.
-    """
+    """Collections that nobody asks for come less often: they are a part of the CPU of tests that make small objects."""
     gc.enable()
+    _pass_over_what_is_there()
+    gc.set_threshold(50_000, 20, 20)
+
+
+def _pass_over_what_is_there() -> None:
+    """Objects that are loaded by now stay: full collections of garbage, for which accelerate asks, skip them."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    _seen.blocks = sys.getallocatedblocks()
+
+
+def pytest_runtest_teardown() -> None:
+    """What tests have imported since is passed over too, now and then."""
+    if sys.getallocatedblocks() > _seen.blocks + 500_000:
+        _pass_over_what_is_there()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import inspect
 import io
 import marshal
 import os
@@ -62,6 +63,8 @@ def _load() -> None:
     for name in _LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    inspect.getmodule(_load)
+    inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # torchrun asks often: all modules would be gone through
     for each in vars(weakref.finalize)["_registry"]:  # torch's libraries, taken apart at the end of each process
         each.atexit = False
     gc.enable()
