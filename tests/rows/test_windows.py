@@ -22,7 +22,7 @@ from transformers import AddedToken, WhisperFeatureExtractor, WhisperProcessor, 
 from forebay import load_config
 from forebay.cli import main
 from forebay.config.pretrained_folder import tokenizer_digest
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, TextError
 from forebay.inspect.checks.lint import LintOptions, Target, lint
 from forebay.pretrained import from_folder
 from forebay.rows.manifest import SPAN, Manifest, row_table
@@ -313,6 +313,32 @@ def test_an_earlier_text_is_cut_to_what_whisper_goes_on_from(folder: Path) -> No
     assert ids[1:224] == tokenizer.get_prompt_ids(earlier).tolist()[-223:]
     assert made.fields["prefix_len"].tolist() == [224 + 3]
     assert encoder.decode(ids).strip() == "hi"
+
+
+def test_a_window_of_which_nothing_is_left_is_no_silence(folder: Path) -> None:
+    step = Whisper(tokenizer=tokenizer_digest(folder / "new"), timestamps=True, no_speech=1.0)
+    encoder = step.opened(folder / "new")
+    spoken: list[list[list[int]]] = [[[0, 40, 0, 1]], [[0, 40, 0, 1], [60]], [], [[0, 40, 0, 1], [50, 90, 2, 4]]]
+    texts = ["\u200b", "\u200b", "", "\u200b hi"]
+    made = encoder.encode_batch(texts, [None] * 4, [None] * 4, sample_ids=list("abcd"), spoken=spoken)
+    assert [each.reason for each in made if isinstance(each, TextError)] == ["empty_text", "empty_text"]
+    tokenizer = from_folder(WhisperTokenizerFast, folder / "new")
+    ids = [each.fields["input_ids"] for each in made if not isinstance(each, TextError)]
+    assert [tokenizer.decode(each, decode_with_timestamps=True) for each in ids] == [
+        "<|startoftranscript|><|nospeech|><|endoftext|>",
+        "<|startoftranscript|><|transcribe|><|1.00|> hi<|1.80|><|endoftext|>",
+    ]
+
+
+def test_token_ids_are_not_joined(folder: Path) -> None:
+    path = write(folder, "ids", "")
+    path.write_text(
+        path.read_text()
+        .replace('"whisper"', '"given"')
+        .replace("[source.columns]", '[source.columns]\nlabels = "text"')
+    )
+    with pytest.raises(ConfigError, match=r'source\.window_s joins texts, and prompt = "given" takes token ids'):
+        load_config(path)
 
 
 BAD = [

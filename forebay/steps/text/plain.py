@@ -314,6 +314,11 @@ class GivenLabels(Transcript):
                 'language_tag_mode, normalize and language are for texts, and prompt = "given" takes ids as they are'
             )
 
+    @classmethod
+    def own_contradictions(cls, config: Config) -> list[str]:
+        said = 'source.window_s joins texts, and prompt = "given" takes token ids; leave one of both out'
+        return [] if config.source.window_s is None else [said]
+
     def writer(self, vocabulary: Vocabulary) -> Prompt:
         """Returns what reads the labels."""
         return GivenPrompt(vocabulary)

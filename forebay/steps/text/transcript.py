@@ -379,7 +379,10 @@ class TextEncoder:
         spoken: Sequence[Spoken | None],
         store: TextStore | None,
     ) -> Iterator[list[Part] | Problem | None]:
-        """Yields the parts of windows, each normalised for itself; one of which nothing is left is none."""
+        """Yields the parts of windows, each normalised for itself; one of which nothing is left is none.
+
+        A window of which nothing is left is no window without speech.
+        """
         for text, body, said in zip(texts, bodies, spoken, strict=True):
             if said is None or isinstance(body, Problem) or not self.prompt.reads_parts:
                 yield None
@@ -391,7 +394,8 @@ class TextEncoder:
                 continue
             clean = [str(each) for each in made] + [""] * (len(said) - len(made))
             timed = [(each[0], each[1] if len(each) > 1 else None) for each in said]
-            yield [(*times, part) for times, part in zip(timed, clean, strict=True) if times[1] is None or part.strip()]
+            left = [(*at, part) for at, part in zip(timed, clean, strict=True) if at[1] is None or not is_unseen(part)]
+            yield left if left or not said else Problem("empty_text", "the transcript is empty after normalisation")
 
     def stages(self, texts: Sequence[str], languages: Sequence[str | None]) -> list[tuple[str | None, str, Staged]]:
         """Returns the language that every text carries itself, the text without it, and its way through the line."""
