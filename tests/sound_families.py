@@ -10,6 +10,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,40 @@ def _qwen2_5_omni(ids: Callable[[str], int], size: int) -> Any:
     )
 
 
+def _qwen3_omni(ids: Callable[[str], int], size: int) -> Any:
+    from transformers import Qwen3OmniMoeThinkerConfig
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "head_dim": 16}
+    return Qwen3OmniMoeThinkerConfig(
+        audio_config={
+            "num_mel_bins": 16,
+            "d_model": 16,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 16,
+            "n_window": 50,
+            "n_window_infer": 100,
+            "downsample_hidden_size": 8,
+            "output_dim": 32,
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "out_hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "deepstack_visual_indexes": [],
+        },
+        text_config={"vocab_size": size, "rope_parameters": rope, **_TEXT, **experts},
+        audio_token_id=ids("<|AUDIO|>"),
+        image_token_id=ids("<|IMAGE|>"),
+        video_token_id=ids("<|VIDEO|>"),
+        vision_start_token_id=ids("<|vision_bos|>"),
+        audio_start_token_id=ids("<|audio_bos|>"),
+    )
+
+
 def hearing(token: str, image: str = "") -> str:
     """Returns a template that shows a clip as a token, and an image as another one."""
     return HEARING.replace("AUDIO", token).replace("IMAGE", image) if image else HEARING.replace("AUDIO", token)
@@ -122,7 +157,17 @@ QWEN2_5_OMNI = Family(
     config=_qwen2_5_omni,
     model="Qwen2_5OmniThinkerForConditionalGeneration",
 )
-FAMILIES: Mapping[str, Family] = {"qwen2_audio": QWEN2_AUDIO, "qwen2_5_omni": QWEN2_5_OMNI}
+QWEN3_OMNI = replace(
+    QWEN2_5_OMNI,
+    processor="Qwen3OmniMoeProcessor",
+    config=_qwen3_omni,
+    model="Qwen3OmniMoeThinkerForConditionalGeneration",
+)
+FAMILIES: Mapping[str, Family] = {
+    "qwen2_audio": QWEN2_AUDIO,
+    "qwen2_5_omni": QWEN2_5_OMNI,
+    "qwen3_omni": QWEN3_OMNI,
+}
 SEES = {"qwen2_5_omni": ("Qwen2VLImageProcessorPil", {"size": {"shortest_edge": 784, "longest_edge": 3136}})}
 """The image processors of families that see too, by their names."""
 

@@ -53,9 +53,7 @@ BESIDE = {
     "none": BesideImage("nothing beside the images"),
 }
 """By `text.prompt` of images."""
-_ROLES = {
-    each.prompt: [name for name in each.columns if name not in ("image", "audio", "id")] for each in MEANINGS.values()
-}
+_ROLES = {each.prompt: [name for name in each.columns if name not in (*each.lists, "id")] for each in MEANINGS.values()}
 """By `text.prompt` of images: the columns that are read beside these."""
 
 

@@ -236,12 +236,9 @@ _CODECS_OF_PROCESSOR = {
 }
 
 
-_LISTED = {"audios": "clips", "images": "images"}
-
-
 def images_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields how many images and clips there are and how large; `facts` is the document of `cache_facts`."""
-    for name, items in ((name, facts[of]) for of, name in _LISTED.items() if of in facts):
+    for name, items in ((n, facts[of]) for n, of in (("clips", "audios"), ("images", "images")) if of in facts):
         yield name
         yield entry("stored", f"{items['stored']:,}, each once a source file; {items['distinct']:,} different ones")
         yield entry("used", f"{items['used']:,} times in {facts['num_samples']:,} samples")

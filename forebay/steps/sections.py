@@ -188,7 +188,9 @@ def _table_problems(config: Config, called: str) -> list[str]:
     for name in ("texts", "languages_from_folders"):
         if getattr(source, name) and source.kind != "folder":
             found.append(f'source.{name} is for source.kind = "folder", and it is "{source.kind}"; leave it out')
-    if source.kind == "folder":
+    if source.kind == "folder" and config.meaning == "conversations" and "image" not in groups:
+        found.append('source.kind is "folder", which has recordings and no conversations; list them in JSON lines')
+    elif source.kind == "folder":
         found += (_pictures_problems if "image" in groups else _recordings_problems)(config)
     keeps = {name: kind for name, kind in SOURCE_KINDS.items() if {*config.subjects} <= {*kind.keeps}}
     if source.keep_columns and source.kind not in keeps:
@@ -214,7 +216,7 @@ def _media_problems(config: Config) -> list[str]:
         found.append(
             f'source.image_dir is for source.kind = "table" or "jsonl", and it is "{source.kind}"; leave it out'
         )
-    if source.rows is not None and source.kind != "text" and "image" not in groups:
+    if source.rows is not None and source.kind != "text" and not {*groups} & {*facts_of(config).lists}:
         found.append('source.rows is only for a config with [vision], and for source.kind = "text"')
     return found
 

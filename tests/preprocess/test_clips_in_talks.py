@@ -140,6 +140,9 @@ def test_native_log_mels_are_the_processor_s_within_the_promise(tmp_path: Path) 
             r"audio\.speeds is not for",
         ),
         ("text", 'tokenizer = "qwen2_audio"\nprompt = "chat"\n[loader]\ncrop_s = 1.0', r"loader\.crop_s cuts"),
+        ("plan", 'kind = "bucket"\nbatch_size = 2\n[[augment]]\nkind = "speed"\nfactors = [0.9]', "augment changes"),
+        ("source", 'kind = "folder"\nmanifest = "data"', "which has recordings and no conversations"),
+        ("source", 'kind = "jsonl"\nmanifest = "data/train.jsonl"\nlanguages = ["en"]', r"source\.languages is not"),
     ],
 )
 def test_what_is_not_for_clips_is_refused(

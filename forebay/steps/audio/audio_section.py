@@ -212,6 +212,8 @@ def _conversation_problems(config: Config, audio: AudioConfig) -> list[str]:
     unused = ("languages", "duration_tolerance")
     named += [f"source.{name}" for name in unused if getattr(config.source, name) != getattr(plain, name)]
     found += [f"{name} is not for clips in conversations; leave it out" for name in named]
+    if config.augment:
+        found.append("augment changes recordings that are samples themselves, not clips in conversations; leave it out")
     if config.loader.pack_shapes == "fixed":
         found.append('loader.pack_shapes is "fixed", and the clips of packs are as many as there are; leave it out')
     if config.loader.crop_s is not None:

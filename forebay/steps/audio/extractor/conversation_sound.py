@@ -55,6 +55,13 @@ class ConversationSound(Extractor):
         say(str(found.path.parent), found.kind, ClipMel.__name__)
         return ClipMel(n_mels=128 if bins == 128 else 80, dtype=dtype, mask=mask)
 
+    @classmethod
+    def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:  # noqa: ARG003
+        """See `ItemStep`."""
+        return (
+            f'text.prompt is "{prompt}", and clips of conversations stand beside vision.images = "processor" alone'
+        )
+
     def probe(self) -> Probed:
         """See `Extractor`, and how long a clip may be."""
         if self not in PROBES:
