@@ -123,7 +123,8 @@ def speech_set_of(paths: Sequence[Path], problems: list[str]) -> Candidate | Non
         if len(listed.rejected):
             found.notes.append(f"{len(listed.rejected):,} lines cannot be used: {listed.rejected['message'][0]}.")
 
-    return Candidate(kind, tuple(paths), RECORDINGS, f"{_SET_NAMES[kind]}, {count}", 95, look)
+    label = f"{_SET_NAMES[kind]}, {count}"
+    return Candidate(kind, tuple(paths), RECORDINGS, label, 95, look)
 
 
 def _is_kaldi(paths: Sequence[Path]) -> bool:
