@@ -48,7 +48,7 @@ def _pass_over_what_is_there() -> None:
 
 
 def pytest_runtest_teardown() -> None:
-    """What tests have imported since is passed over too, now and then."""
+    """Modules that tests have imported since are passed over too, now and then."""
     if sys.getallocatedblocks() > _seen.blocks + 500_000:
         _pass_over_what_is_there()
 
