@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.config import SourceConfig
+from forebay.errors import ManifestError
 from forebay.rows.manifest import ROW_SCHEMA, WHOLE_FILE, Kind, Manifest, joined, rejections, storable
 from forebay.rows.named_files import path_stem
 from forebay.rows.source_table import SourceFiles
@@ -28,6 +29,18 @@ FIRST_WAVE = 8
 """Tasks that are run at once, at first, where `max_samples` may make the rest of them needless."""
 _MAX_LANGUAGES = 20
 """That a warning lists."""
+
+
+def selected_rows(rows: pa.Table, selected: slice, source: SourceConfig, *, is_all: bool) -> pa.Table:
+    """Returns the rows that `source.rows` selects. Raises ManifestError where there is none, and no others follow."""
+    named, chosen = ", ".join(source.manifests), np.arange(len(rows), dtype=np.int64)[selected]
+    if is_all and not len(rows):
+        raise ManifestError(f"{named}: no rows; add samples or name another manifest", code="FB204")
+    if is_all and not len(chosen):
+        raise ManifestError(
+            f"{named}: source.rows is {source.rows}, which selects none of {len(rows)} rows; correct it", code="FB204"
+        )
+    return rows if source.rows is None else rows.take(pa.array(chosen))
 
 
 def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:

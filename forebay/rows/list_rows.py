@@ -29,6 +29,7 @@ from forebay.rows.eligible import (
     apply_filters,
     name_absent_languages,
     next_wave,
+    selected_rows,
     take_first,
     unique_ids,
     unneeded,
@@ -52,8 +53,6 @@ from forebay.task_map import Map
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
 ROWS_PER_TASK = 4096
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "size", "duration_s", "language")
 
@@ -315,7 +314,7 @@ def _listed_alone(listing: RowListing) -> Manifest:
         is_all = is_all or (selected.stop is not None and len(rows) >= selected.stop)
         if not is_all and source.max_samples is None:
             return None, 0
-        candidates = _candidates(listing, _selected(rows, selected, source, is_all=is_all), parts, media)
+        candidates = _candidates(listing, selected_rows(rows, selected, source, is_all=is_all), parts, media)
         failed = failed_items(candidates.rows, media, source.max_samples)
         good = num_good(failed)
         if not is_all and not listing.is_enough(good):
@@ -369,18 +368,6 @@ def _meant(listing: RowListing, manifest: Manifest, parts: Sequence[RowPart]) ->
     rows = pa.table([rows[field.name] for field in schema], schema=schema)
     rows = listing.meaning.finished(with_kept(rows, kept), [part.classes for part in parts if len(part.rows)])
     return dataclasses.replace(manifest, rows=rows, absent=absent)
-
-
-def _selected(rows: pa.Table, selected: slice, source: SourceConfig, *, is_all: bool) -> pa.Table:
-    """Returns the rows that `source.rows` selects. Raises ManifestError where there is none, and no others follow."""
-    named, chosen = ", ".join(source.manifests), np.arange(len(rows), dtype=np.int64)[selected]
-    if is_all and not len(rows):
-        raise ManifestError(f"{named}: no rows; add samples or name another manifest", code="FB204")
-    if is_all and not len(chosen):
-        raise ManifestError(
-            f"{named}: source.rows is {source.rows}, which selects none of {len(rows)} rows; correct it", code="FB204"
-        )
-    return rows if source.rows is None else rows.take(pa.array(chosen))
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,7 @@ class ConversationSound(Extractor):
     @classmethod
     def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:  # noqa: ARG003
         """See `ItemStep`."""
-        return (
-            f'text.prompt is "{prompt}", and clips of conversations stand beside vision.images = "processor" alone'
-        )
+        return f'text.prompt is "{prompt}", and clips of conversations stand beside vision.images = "processor" alone'
 
     def probe(self) -> Probed:
         """See `Extractor`, and how long a clip may be."""
