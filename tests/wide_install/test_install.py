@@ -44,6 +44,7 @@ USED = {
     "text": "import num2words\n"
     "from forebay.steps.text.language_detector import loaded, model_digest, model_file; "
     "loaded(model_file(), model_digest())",
+    "segments": "import webvtt; from praatio.utilities import textgrid_io",
     "completion": "import shtab",
 }
 """What needs each extra."""
