@@ -130,9 +130,18 @@ _TYPES = {"extractor": "feature_extractor_type", "processor": "image_processor_t
 def _whole(name: str, settings: dict[str, Any], folder: Path) -> str:
     _write(folder / "processor_config.json", {"processor_class": name, **settings})
     _write(folder / "speaker_embeddings_path.json", {"repo_or_path": CANARY, "a": settings})
-    parts = {"tokenizer": _tokenizer(), "image_processor": image_processor_of(_MODEL)}
-    whole_processor(folder, **parts, tokenizer_folder=_MODEL)
-    return "asked"
+    outcome = "refused"
+    for group, part in _parts().items():
+        with contextlib.suppress(ConfigError):
+            whole_processor(folder, tokenizer=_tokenizer(), tokenizer_folder=_MODEL, parts={group: part})
+            outcome = "asked"
+    return outcome
+
+
+@functools.cache
+def _parts() -> dict[str, Any]:
+    hears = _MODEL.parents[1] / "speech" / "model"
+    return {"image": image_processor_of(_MODEL), "audio": load_extractor(ExtractorFolder.read(hears))}
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

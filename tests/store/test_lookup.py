@@ -567,6 +567,21 @@ def test_columns_of_an_hf_source_are_in_the_key_of_images(tmp_path: Path) -> Non
     assert len({recipe_of(config).key for config in configs}) == len(columns)
 
 
+WINDOW_CHANGES = (("timestamps", True), ("previous_text", 0.5), ("no_speech", 0.5))
+
+
+def test_every_setting_of_windows_changes_the_key(tmp_path: Path) -> None:
+    segments, text = {"kind": "kaldi", "window_s": 30.0}, {**TEXT, "prompt": "whisper"}
+    wanted = [
+        config_of(tmp_path, source={**segments, **source}, text={**text, **more})
+        for source, more in (
+            *(({}, {}), ({"window_s": 20.0}, {})),
+            *(({}, {name: value}) for name, value in WINDOW_CHANGES),
+        )
+    ]
+    assert len({recipe_of(config).key for config in wanted}) == len(wanted)
+
+
 def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     """A new field of the config tree or of a step is added to the lists above, or to those that change no value."""
     tried = {(section, field) for section, field, _ in KEY_CHANGES}
@@ -583,6 +598,7 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("audio", name) for name in tables.settings_of("audio", "extractor")}  # .../test_extractor.py
     tried |= {("audio", "energy"), ("audio", "pitch"), ("audio", "speeds")}  # tests/train/augment/test_variants.py
     tried |= {("columns", name) for name in ("start", "end", "channel")}  # tests/rows/test_segments.py
+    tried |= {("source", "window_s"), *(("text", name) for name, _ in WINDOW_CHANGES)}
     tried |= {("text", name) for name in ("blank_token", "add_bos", "add_eos")}  # tests/steps/text/test_tts.py
     tried |= {("text", name) for name in ("speaker_column", "speakers", "language_codes")}
     tried |= {("source", "meaning")}  # tests/config/test_meaning.py
