@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,7 @@ class Faults:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fail_at: int = -1, code: int = errno.ENOSPC) -> None:
         self.seen: list[str] = []
+        self._places = itertools.count()  # threads may call at once, and each place is one's own
         self._fail_at = fail_at
         self._code = code
         monkeypatch.setattr(builtins, "open", self._opener(builtins.open))
@@ -40,7 +42,7 @@ class Faults:
     def hit(self, name: str, path: object = None) -> None:
         """Counts one call, and raises where its turn has come; path: that the call was given, if any."""
         self.seen.append(name)
-        if len(self.seen) - 1 == self._fail_at:
+        if next(self._places) == self._fail_at:
             raise error_of(self._code, path) if self._code else Killed("killed")
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
