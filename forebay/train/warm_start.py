@@ -292,10 +292,10 @@ def read_tokenizer(folder: Path) -> NewTokenizer:
     ids = {**vocab, **added}
     _check_gaps(path, ids)
     for token, number in ids.items():
-        if loaded[token] != number:
+        if (found := loaded.get(token)) != number:
+            says = "none" if found is None else f"the id {found}"  # none: an added token that is empty
             raise ConfigError(
-                f"--tokenizer: {path} gives {json.dumps(token)} the id {number}, and `tokenizers` the id "
-                f"{loaded[token]}; {_AGAIN}"
+                f"--tokenizer: {path} gives {json.dumps(token)} the id {number}, and `tokenizers` {says}; {_AGAIN}"
             )
     return NewTokenizer(folder=folder, ids=ids, added=frozenset(added), byte_level=is_byte_level(document))
 

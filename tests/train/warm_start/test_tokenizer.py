@@ -105,6 +105,16 @@ def test_another_form_is_refused_by_name(tmp_path: Path, change: Change, message
     assert str(folder / "tokenizer.json") in str(caught.value)
 
 
+def test_an_added_token_that_is_empty_is_refused(tmp_path: Path) -> None:
+    """`tokenizers` leaves it out without a word."""
+    folder = with_model(tmp_path / "changed", lambda model: None)
+    document = document_of(folder)
+    document["added_tokens"][-1]["content"] = ""
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=r'gives "" the id \d+, and `tokenizers` none; '):
+        read_tokenizer(folder)
+
+
 def test_ids_of_added_tokens_with_a_gap_are_refused(tmp_path: Path) -> None:
     """`tokenizers` numbers them anew without a word: data that was made with the file's ids would be misread."""
     folder = with_model(tmp_path / "changed", lambda model: None)
