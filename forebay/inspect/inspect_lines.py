@@ -53,7 +53,7 @@ def report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     has_items = "histograms" in facts
     is_own = facts["histogram"] is not None or not has_items
     sections = {
-        images_lines: has_items,
+        listed_lines: has_items,
         _languages: is_own,
         detection_lines: is_own and facts["detection"] is not None,
         _fields: True,
@@ -236,7 +236,7 @@ _CODECS_OF_PROCESSOR = {
 }
 
 
-def images_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+def listed_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields how many images and clips there are and how large; `facts` is the document of `cache_facts`."""
     for name, items in ((n, facts[of]) for n, of in (("clips", "audios"), ("images", "images")) if of in facts):
         yield name

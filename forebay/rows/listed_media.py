@@ -53,19 +53,19 @@ def flattened(lists: Any) -> tuple[Array, Array]:
     return np.concatenate(([0], np.cumsum(lengths))), pc.list_flatten(lists).to_numpy(zero_copy_only=False)
 
 
-def share_groups(files: Array, offsets: Array, images: Array) -> Array:
-    """Returns int64 [rows]: rows of one file that share an image, also by way of others, have one number.
+def share_groups(files: Array, offsets: Array, items: Array) -> Array:
+    """Returns int64 [rows]: rows of one file that share an item, also by way of others, have one number.
 
-    Numbers are those of the first row of a group. A row without images is a group of its own. Rows of other files join
+    Numbers are those of the first row of a group. A row without items is a group of its own. Rows of other files join
     nothing: what a file's rows are must not depend on the files beside it.
 
-    files: int [rows], rising. offsets, images: the images of row i are `images[offsets[i] : offsets[i + 1]]`.
+    files: int [rows], rising. offsets, items: the items of row i are `items[offsets[i] : offsets[i + 1]]`.
     """
     rows = np.repeat(np.arange(len(files), dtype=np.int64), np.diff(offsets))
     groups = np.arange(len(files), dtype=np.int64)
-    if not len(images):
+    if not len(items):
         return groups
-    keys = files[rows].astype(np.int64) * (int(images.max()) + 1) + images
+    keys = files[rows].astype(np.int64) * (int(items.max()) + 1) + items
     _, nodes = np.unique(keys, return_inverse=True)
     first = np.full(nodes.max() + 1, len(files), np.int64)
     np.minimum.at(first, nodes, rows)
@@ -286,7 +286,7 @@ class ListedMedia:
         return np.arange(start, start + len(references))
 
     def places(self) -> pa.Table:
-        """Returns PART_IMAGES of all references."""
+        """Returns PART_ITEMS of all references."""
         return pa.concat_tables(self._places)
 
     def facts(self) -> pa.Table:

@@ -7,7 +7,6 @@ reader gives records whatever they mean.
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -83,7 +82,6 @@ SPAN = "span:"
 """Before the names of columns that a listing has until it is finished, see `pieces`."""
 INLINE = 1 << 61
 """Added to the `offset` of an item whose bytes stand in a line of its manifest, as base64."""
-_INLINE_NAME = re.compile(r"\0(\d+):(\d+):(.*)")
 UNLOCATED = -2
 """`size` of a row of a tar whose member has not been looked up yet."""
 _UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE, "duration_s": float("nan")}
@@ -382,22 +380,32 @@ class Meaning(ABC):
         return iter(())
 
 
+class InlineName(str):
+    """The name of an item whose base64 stands in its manifest: a type of its own, for a manifest may name anything."""
+
+    __slots__ = ("offset", "size")
+    offset: int
+    size: int
+
+    @classmethod
+    def of(cls, name: str, *, offset: int, size: int) -> InlineName:
+        """Takes bytes of the manifest."""
+        found = cls(name)
+        found.offset, found.size = offset, size
+        return found
+
+
 def file_place(written: str | MediaPlace, home: Path | None = None, *, of: str = "an image") -> MediaPlace:
     """Returns the place of an item, of a name that of the file. home: as `usable_name` has it.
 
     Raises SampleError `missing_file` for no name.
     """
-    if isinstance(written, str) and (inline := _INLINE_NAME.fullmatch(written)) is not None:
-        return MediaPlace(None, inline[3], INLINE + int(inline[1]), int(inline[2]))
+    if isinstance(written, InlineName):
+        return MediaPlace(None, str(written), INLINE + written.offset, written.size)
     place = MediaPlace(path=written) if isinstance(written, str) else written
     if place.path is not None and (problem := usable_name(place.path, home)) is not None:
         raise SampleError("missing_file", f"the name of {of} {problem}")
     return place
-
-
-def inline_name(offset: int, size: int, member: str) -> str:
-    """Returns the name of an item whose base64 stands in its manifest, which `file_place` takes: no file has it."""
-    return f"\0{offset}:{size}:{member}"
 
 
 def meaning_named(name: str, facts: MeaningFacts | None = None) -> Meaning:

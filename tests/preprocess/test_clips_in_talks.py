@@ -168,12 +168,14 @@ def test_sound_that_stands_in_its_manifest_is_that_of_its_file(
         said("<audio>q", "A.", audio=uri, id="row"),
         row({**part, "audio": "data:audio/flac;base64,!!!"}, id="corrupt_audio"),
         row({**inside, "input_audio": {"data": "", "format": "flac"}}, id="missing_file"),
+        # A place in the manifest is no name that a manifest can give.
+        said("<audio>q", "A.", audio="\0" + 15 * "9" + ":5:x", id="missing_file of a stranger"),
     ]
     path = listed(tmp_path / "data", rows)
     if is_array:
         path.write_text(json.dumps(rows, indent=1))
     cache, report = built(talks.config())
-    assert report.failed == {"corrupt_audio": 1, "missing_file": 1}
+    assert report.failed == {"corrupt_audio": 1, "missing_file": 2}
     found = {name: cache.read(place)["input_features"] for place, name in enumerate(_ids(cache))}
     assert all(map(np.array_equal, found["inside"], found["files"]))
     assert np.array_equal(found["row"][0], found["files"][0])

@@ -136,7 +136,7 @@ def test_where_all_images_are_there_none_is_read_to_list_them(tmp_path: Path) ->
             name=path.name,
             path=str(path),
         )
-        column = table_records.ImageColumn(hf_file.HfFile(path), piece)
+        column = table_records.ItemColumn(hf_file.HfFile(path), piece)
         leaves[name] = column.leaves
     assert leaves == {"one": ["image.path"], "many": ["image.list.element.path"]}
 

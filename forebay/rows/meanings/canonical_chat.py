@@ -118,7 +118,7 @@ def _forms(groups: tuple[Group, ...]) -> _Forms:
     return _Forms(groups, refused, tags, re.compile(tag), re.compile(rf"<({'|'.join(tags)})>"))
 
 
-class ListsImages(Meaning):
+class ListsItems(Meaning):
     """Rows that list images, and are no item themselves."""
 
     def identifier(self, fields: Mapping[str, Any]) -> str | None:
@@ -131,7 +131,7 @@ class ListsImages(Meaning):
         return given
 
 
-class Conversations(ListsImages):
+class Conversations(ListsItems):
     """A conversation as `canonical` takes it, and any number of images and clips."""
 
     beside: ClassVar[tuple[str, ...]] = ("system", *LEARNT_OF_ROW)

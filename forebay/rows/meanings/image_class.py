@@ -22,7 +22,7 @@ from forebay.config.data import PICTURES, SourceColumns, SourceConfig
 from forebay.config.remote import is_url
 from forebay.errors import ManifestError, TextError
 from forebay.rows.manifest import MeantRow, Record
-from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsImages, with_items
+from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsItems, with_items
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, is_storable, parse_nested
 from forebay.steps.text.label import LABELS_KEY, Labels
@@ -60,7 +60,7 @@ def written_label(text: str) -> Any:
     return Untyped(text)
 
 
-class OneImage(ListsImages):
+class OneImage(ListsItems):
     """Rows of one image, and what their field `field` says of it. said: how messages call such rows."""
 
     field: ClassVar[str] = "image"

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
-from forebay.rows.manifest import WHOLE_FILE, Meaning, MediaPlace, Record, inline_name
+from forebay.rows.manifest import WHOLE_FILE, InlineName, Meaning, MediaPlace, Record
 from forebay.rows.meanings.canonical_chat import LEARNT_OF_ROW, MESSAGES, text_error
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
 from forebay.rows.reader import IDS, FilePiece, RowReader, Sink, one_a_file
@@ -139,7 +139,9 @@ def _place_in(line: bytes, text: str, place: LineWhere) -> str | None:
     """Returns the name of base64 in a line; None where it stands there with escapes, or is none."""
     encoded = text.encode("utf-8", "surrogatepass")
     start = line.find(encoded) if encoded else -1
-    return None if start < 0 else inline_name(place.at + start, len(encoded), f"{place}, byte {start}")
+    if start < 0:
+        return None
+    return InlineName.of(f"{place}, byte {start}", offset=place.at + start, size=len(encoded))
 
 
 def piece_lines(piece: FilePiece) -> Iterator[tuple[LineWhere, bytes]]:
@@ -252,7 +254,7 @@ def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
         start = stop
 
 
-def read_typed(piece: FilePiece, rows: Sink, *, media: type[ImageColumn] | None = None) -> None:
+def read_typed(piece: FilePiece, rows: Sink, *, media: type[ItemColumn] | None = None) -> None:
     """Gives the rows of some row groups or record batches of a data file.
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
@@ -296,16 +298,16 @@ def read_typed(piece: FilePiece, rows: Sink, *, media: type[ImageColumn] | None 
     rows.classes = classes
 
 
-def _media_columns(file: HfFile, piece: FilePiece, media: type[ImageColumn] | None) -> dict[str, ImageColumn]:
+def _media_columns(file: HfFile, piece: FilePiece, media: type[ItemColumn] | None) -> dict[str, ItemColumn]:
     """The columns that say which items rows have, by the field that each becomes where items are fields."""
     if media is not None:
         return {piece.meaning.facts.groups[-1]: media(file, piece)}
     if not piece.meaning.in_fields:
         groups = piece.meaning.facts.lists
-        return {group: ImageColumn(file, piece, group) for group in piece.meaning.facts.groups if group in groups}
+        return {group: ItemColumn(file, piece, group) for group in piece.meaning.facts.groups if group in groups}
     named = {group: getattr(piece.source.columns, group) for group in piece.meaning.facts.groups}
     return {
-        group: ImageColumn(file, piece, group)
+        group: ItemColumn(file, piece, group)
         for group, column in named.items()
         if group in piece.meaning.columns and column in file.schema.names
     }
@@ -358,7 +360,7 @@ def _no_column(piece: FilePiece, what: str, names: Sequence[str]) -> ManifestErr
 _NOUNS: Mapping[Group, str] = {"audio": "sound", "image": "images"}
 
 
-class ImageColumn:
+class ItemColumn:
     """The column of items of a data file: what of it has to be read to know which rows have how many, and where.
 
     names: of the columns that say so. leaves: what of them is read. batch_rows: rows that are held at once.

@@ -48,7 +48,7 @@ from forebay.rows.reader import (
 )
 from forebay.rows.readers.arrow_files import HfFile, TypedColumns, first
 from forebay.rows.readers.json_lines import decoded
-from forebay.rows.readers.table_records import ImageColumn, file_runs, read_typed
+from forebay.rows.readers.table_records import ItemColumn, file_runs, read_typed
 from forebay.rows.readers.tar_clips import locate_filelist
 from forebay.rows.segments import named_segments
 from forebay.store.remote.raw.raw_sources import at_hand
@@ -175,7 +175,7 @@ def _require_columns(path: Path, names: Sequence[str], required: Sequence[str]) 
         )
 
 
-class _TarColumns(ImageColumn):
+class _TarColumns(ItemColumn):
     """The columns that name members of tars: `tar_path`, and `tar_member_name`, a member or a list of them."""
 
     names = leaves = REQUIRED[:2]
