@@ -286,8 +286,10 @@ class Run:
         rows, share = self.num_rows, self.config.run.max_failed_share
         if count <= share * rows:
             return
-        listed = "".join(f"\n  {f.sample_id}: {f.reason}: {f.message}" for f in self.failures[:20])
-        more = f"\n  and {count - 20} more" if count > 20 else ""
+        alike = self._alike()[:20]
+        listed = "".join(f"\n  {whose}: {reason}: {message}" for whose, _, reason, message in alike)
+        rest = count - sum(number for _, number, *_ in alike)
+        more = f"\n  and {rest} more" if rest > 0 else ""
         raise BuildError(
             f"{count} of {rows} samples are bad so far; run.max_failed_share = {share} allows {int(share * rows)}; "
             f"finished shards are kept:{listed}{more}\nmend them, or allow more: forebay preprocess {self.config.path} "
@@ -344,13 +346,20 @@ class Run:
         return replace(report, cache=place, pushed=transfer)
 
     def _name_failures(self) -> None:
-        """Logs why rows are left out; rows of one reason and message, as those of a missing recording, in one line."""
+        """Logs why rows are left out."""
+        for whose, _, reason, message in self._alike():
+            logger.warning("left out %s, %s: %s", whose, reason, message)
+
+    def _alike(self) -> list[tuple[str, int, str, str]]:
+        """Returns whose, how many, reason and message of failures; those of one missing recording stand together."""
         alike: dict[tuple[str, str], list[str]] = {}
         for failure in self.failures:
             alike.setdefault((failure.reason, failure.message), []).append(failure.sample_id)
+        found = []
         for (reason, message), (first, *others) in alike.items():
-            more = f" and {len(others)} more" if others else ""
-            logger.warning("left out %s%s, %s: %s", first, more, reason, message)
+            whose = f"{first} and {len(others)} more" if others else first
+            found.append((whose, 1 + len(others), reason, message))
+        return found
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:

@@ -15,7 +15,7 @@ import soundfile
 
 from forebay import load_config
 from forebay.cli import main
-from forebay.errors import ManifestError
+from forebay.errors import BuildError, ManifestError
 from forebay.rows.readers import speech_sets
 from forebay.store.cache import Cache, open_cache
 from forebay.train.select import select
@@ -211,6 +211,9 @@ def test_a_missing_recording_is_named_once(folder: Path, caplog: pytest.LogCaptu
         file.write("lost lost.flac\n")
     with open(folder / "segments", "a") as file:
         file.writelines(f"y{number} lost {number} {number + 1}\n" for number in range(200))
+    with pytest.raises(BuildError, match=r"\n  x0 and 4999 more: missing_file: .*, line 4: ") as caught:
+        built(folder, "kaldi", ".", share=0.01)
+    assert str(caught.value).count(": missing_file: ") <= 2
     cache = built(folder, "kaldi", ".", share=1.0)
     assert (len(cache), cache.metadata["failed"]) == (3, {"missing_file": 5200})
     assert len(json_lines(cache.folder / "rejected.jsonl")) == 5200
