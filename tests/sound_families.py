@@ -20,6 +20,14 @@ import soundfile
 from benchmarks.zoo.conversations import HEARING
 from tests.vlm_families import DEMO, Family, write_family
 
+_AUDIO = {
+    "num_mel_bins": 16,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+}
+_VISION = {"depth": 1, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
 _TEXT = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -36,14 +44,7 @@ def _qwen2_audio(ids: Callable[[str], int], size: int) -> Any:
     from transformers import Qwen2AudioConfig
 
     return Qwen2AudioConfig(
-        audio_config={
-            "num_mel_bins": 16,
-            "d_model": 16,
-            "encoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 16,
-            "max_source_positions": 100,
-        },
+        audio_config={**_AUDIO, "max_source_positions": 100},
         text_config={"model_type": "qwen2", "vocab_size": size, **_TEXT},
         audio_token_index=ids("<|AUDIO|>"),
     )
@@ -54,24 +55,8 @@ def _qwen2_5_omni(ids: Callable[[str], int], size: int) -> Any:
 
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     return Qwen2_5OmniThinkerConfig(
-        audio_config={
-            "num_mel_bins": 16,
-            "d_model": 16,
-            "encoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 16,
-            "max_source_positions": 100,
-            "n_window": 20,
-            "output_dim": 32,
-        },
-        vision_config={
-            "depth": 1,
-            "hidden_size": 16,
-            "out_hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
-            "fullatt_block_indexes": [0],
-        },
+        audio_config={**_AUDIO, "max_source_positions": 100, "n_window": 20, "output_dim": 32},
+        vision_config={**_VISION, "fullatt_block_indexes": [0]},
         text_config={"vocab_size": size, "rope_parameters": rope, **_TEXT},
         audio_token_id=ids("<|AUDIO|>"),
         image_token_id=ids("<|IMAGE|>"),
@@ -93,24 +78,13 @@ def _qwen3_omni(ids: Callable[[str], int], size: int) -> Any:
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "head_dim": 16}
     return Qwen3OmniMoeThinkerConfig(
         audio_config={
-            "num_mel_bins": 16,
-            "d_model": 16,
-            "encoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 16,
+            **_AUDIO,
             "n_window": 50,
             "n_window_infer": 100,
             "downsample_hidden_size": 8,
             "output_dim": 32,
         },
-        vision_config={
-            "depth": 1,
-            "hidden_size": 16,
-            "out_hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
-            "deepstack_visual_indexes": [],
-        },
+        vision_config={**_VISION, "deepstack_visual_indexes": []},
         text_config={"vocab_size": size, "rope_parameters": rope, **_TEXT, **experts},
         audio_token_id=ids("<|AUDIO|>"),
         image_token_id=ids("<|IMAGE|>"),
