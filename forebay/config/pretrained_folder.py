@@ -164,7 +164,7 @@ def tokenizer_digest(folder: Path) -> str:
             f"{hub_advice(folder, 'tokenizer')}",
             code="FB105",
         )
-    files = {p.relative_to(folder).as_posix(): p for pattern in _PATTERNS for p in folder.glob(pattern) if p.is_file()}
+    files = {path.relative_to(folder).as_posix(): path for path in tokenizer_files(folder)}
     if not any(name in _VOCABULARIES or name.endswith(_VOCABULARY_SUFFIXES) for name in files):
         raise ConfigError(
             f"text.tokenizer: {folder} holds no tokenizer (no tokenizer.json, vocabulary or *.model); "
@@ -179,6 +179,11 @@ def tokenizer_digest(folder: Path) -> str:
     except OSError as err:
         raise ConfigError(f"text.tokenizer: cannot read {err.filename}: {err.strerror}", code="FB105") from err
     return digest.hexdigest()
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Returns the files of a folder that define a tokenizer."""
+    return [path for pattern in _PATTERNS for path in folder.glob(pattern) if path.is_file()]
 
 
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from forebay.config.augment import AugmentConfig
 from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig, at_least
+from forebay.config.model_section import ModelConfig
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig, is_url
 from forebay.config.train import RunConfig, TrainConfig
@@ -290,7 +291,8 @@ class AudioConfig:
     features: str = "log_mel"
     """Which features are stored: a step by its name, or a class of your own, `"steps/my_fbank.py:Fbank40"` beside the
     config or the name of an entry point `"forebay.steps"`, with `allow_code = true` under `[run]` in the file itself.
-    `none`: samples are text alone, of a source of kind "text"."""
+    `none`: samples are text alone, of a source of kind "text". `lengths`: nothing but how long recordings are, beside
+    `[[model]]`, where it is the default."""
     keep_waveform: bool = False
     """Also store the decoded waveform (int16) beside the features."""
     energy: bool = False
@@ -374,6 +376,8 @@ class Config:
     text: TextConfig | None = None
     """With `[vision]` it may be left out: the processor's folder, prompt "chat"."""
     vision: VisionConfig | None = None
+    model: tuple[ModelConfig, ...] = ()
+    """Frozen models whose outputs are stored: one table `[[model]]` each."""
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     plan: Annotated[PlanConfig, ByKind()] | None = None
     filter: FilterConfig = field(default_factory=FilterConfig)
@@ -394,7 +398,8 @@ class Config:
         if not split or not all(c.isalnum() or c in "._-" for c in split):
             raise ValueError(f"source.split {split!r} becomes a folder: use letters, digits, '.', '_', '-'")
         if not self.vision and self.audio is None:
-            object.__setattr__(self, "audio", AudioConfig())
+            is_modelled = any(model.takes == "audio" for model in self.model)
+            object.__setattr__(self, "audio", AudioConfig(features="lengths") if is_modelled else AudioConfig())
         if self.vision and self.audio is None and self.text is None:
             object.__setattr__(self, "text", TextConfig(tokenizer=self.vision.processor, prompt="chat"))
         if isinstance(self.plan, PackConfig) and self.mixture.is_given:

@@ -211,6 +211,7 @@ class AudioItems:
     column: str = "audio"
     has_segments: bool = False
     """Whether rows are stretches of recordings."""
+    tells: ClassVar[bool] = True
     name: ClassVar[Group] = "audio"
     unit: ClassVar[str] = "clip"
     lists: ClassVar[str | None] = None
@@ -230,8 +231,8 @@ class AudioItems:
     def max_sample_bytes(self) -> int:
         return self.steps.decode.max_sample_bytes
 
-    def table(self, manifest: Manifest) -> pa.Table:
-        return manifest.rows
+    def items(self, manifest: Manifest) -> Items:
+        return Items.own(manifest.rows)
 
     def checked(self, manifest: Manifest) -> Manifest:
         return manifest
@@ -248,9 +249,9 @@ class AudioItems:
         present = np.diff(offsets) > 0
         num_samples = np.zeros(len(present), np.int64)
         num_samples[present] = values[offsets[:-1][present]]
-        first = self.steps.features.fields()[0]
-        frames = [shard.lengths(spec.name) for spec in self.steps.variants.fields([first])]
-        return np.stack([num_samples, np.max(frames, axis=0)])
+        first = self.steps.features.fields()[:1]
+        frames = [shard.lengths(spec.name) for spec in self.steps.variants.fields(first)]
+        return np.stack([num_samples, np.max([np.zeros_like(num_samples), *frames], axis=0)])
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
         used, inverse = np.unique(items["file"].to_numpy(), return_inverse=True)
@@ -349,7 +350,10 @@ class AudioItems:
         return {"features": features.form(), "sample_rate_hz": self.steps.decode.sample_rate_hz, **own}
 
     def probe(self) -> str:
-        """Returns the xxh3-128 of what is made of three clips at three rates, or of three matrices.
+        return values_digest(self.probed())
+
+    def probed(self) -> Iterator[Values]:
+        """Yields what is made of three clips at three rates, or of three matrices.
 
         It moves exactly when libsndfile's, soxr's, numpy's or the CPU's numerics move, which no version string says.
         """
@@ -364,7 +368,7 @@ class AudioItems:
                 "size": [-1] * count,
             }
         )
-        return values_digest(replace(self, has_segments=False).samples(rows, lambda file, *_: inputs[file]))
+        return replace(self, has_segments=False).samples(rows, lambda file, *_: inputs[file])
 
     def estimate_bytes(self, items: pa.Table) -> int:
         # Exact where the manifest's durations are.

@@ -46,8 +46,8 @@ class ClipItems(AudioItems):
         for found, values in zip(hashes, super(ClipItems, self).samples(rows, read), strict=True):
             yield {AUDIO_HASH.name: found, **values}
 
-    def table(self, manifest: Manifest) -> pa.Table:
-        return manifest.items[self.name]
+    def items(self, manifest: Manifest) -> Items:
+        return Items.listed(manifest.rows, LISTS[self.name], manifest.items[self.name])
 
     def checked(self, manifest: Manifest) -> Manifest:
         """Returns the manifest with `num_audio_samples` of the clips as they will be decoded, see `ItemGroup`."""

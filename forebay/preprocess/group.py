@@ -167,6 +167,10 @@ class ItemGroup(Protocol):
         """The column of a listing whose rows list their items; None: each row is its own item."""
 
     @property
+    def tells(self) -> bool:
+        """Whether prompts are told of its items."""
+
+    @property
     def column(self) -> str:
         """The column of an `hf` source that holds the items."""
 
@@ -193,8 +197,8 @@ class ItemGroup(Protocol):
     def codec(self) -> str | None:
         """How items are stored, where there are several ways of it."""
 
-    def table(self, manifest: Manifest) -> pa.Table:
-        """Returns the table of a manifest in which its items stand."""
+    def items(self, manifest: Manifest) -> Items:
+        """Returns the items of a manifest as they are stored."""
 
     def checked(self, manifest: Manifest) -> Manifest:
         """Returns a manifest with what the group knows of its items, without rows whose items it refuses."""
@@ -250,6 +254,9 @@ class ItemGroup(Protocol):
 
     def probe(self) -> str:
         """Returns the xxh3-128 of what the steps give for small built-in inputs."""
+
+    def probed(self) -> Iterator[Values]:
+        """Yields what is made of these inputs as `samples` gives it."""
 
     def estimate_bytes(self, items: pa.Table) -> int:
         """Returns the expected size of these items in bytes, from what the listing knows."""

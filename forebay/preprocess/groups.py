@@ -19,6 +19,7 @@ from forebay.errors import ConfigError
 from forebay.preprocess.clip_group import audio_items_of
 from forebay.preprocess.group import Cut, ItemGroup, Items, Read, Values, cut_rows, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
+from forebay.preprocess.model_items import ModelItems, model_items_of
 from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.rows.columns_aside import drop_pages
 from forebay.rows.kept_columns import column_of, fields_of
@@ -53,8 +54,10 @@ class Groups:
     @classmethod
     def of(cls, config: Config, recipe: Recipe) -> Self:
         """Returns the groups of a config whose recipe is known. Raises ConfigError where its files cannot be used."""
-        items = tuple(GROUPS[group.name](config, group) for group in recipe.groups if group.name != TEXT)
-        listed = [group.lists for group in items if group.lists is not None]
+        items = tuple(
+            GROUPS.get(group.name, model_items_of)(config, group) for group in recipe.groups if group.name != TEXT
+        )
+        listed = [group.lists for group in items if group.lists is not None and group.tells]
         merge_size = next((group.merge_size for group in items if group.merge_size is not None), None)
         return cls(recipe, items, TextItems.of(config, recipe.text, listed=listed, merge_size=merge_size))
 
@@ -74,8 +77,9 @@ class Groups:
 
     @property
     def counted(self) -> Group:
-        """The group whose rows are counted while a build runs: what takes the time."""
-        return self.items[0].name if self.items else TEXT
+        """The group whose rows are counted while a build runs: what takes the time, a model above all."""
+        models = [group.name for group in self.items if isinstance(group, ModelItems)]
+        return next(iter(models), self.items[0].name if self.items else TEXT)
 
     @property
     def codec(self) -> str | None:
@@ -131,13 +135,7 @@ class Groups:
 
     def items_of(self, manifest: Manifest) -> dict[Group, Items]:
         """Returns the items of every group, as they are stored."""
-        rows = manifest.rows
-        return {
-            group.name: Items.own(rows)
-            if group.lists is None
-            else Items.listed(rows, group.lists, group.table(manifest))
-            for group in self.items
-        }
+        return {group.name: group.items(manifest) for group in self.items}
 
     def shard_rows(self, rows_per_shard: int) -> int:
         """Returns how many rows a shard holds at most; tokens are small. rows_per_shard: `layout.rows_per_shard`."""
@@ -187,7 +185,7 @@ class Groups:
         told: list[list[Any]] = [[] for _ in range(len(rows))]
         named: list[dict[str, list[str]]] = [{} for _ in range(len(rows))]
         for group in self.items:
-            if group.lists is None:
+            if group.lists is None or not group.tells:
                 continue
             items = listing.items[group.name]
             offsets, places = items.of_rows(start, stop)
@@ -237,7 +235,7 @@ class Groups:
         """Returns the xxh3-128 of what a group's steps give for small built-in inputs."""
         if group != TEXT:
             return self.item_group(group).probe()
-        listed = [found for found in self.items if found.lists is not None]
+        listed = [found for found in self.items if found.lists is not None and found.tells]
         return self.text.probe({found.name: [found.probe_told(place) for place in range(2)] for found in listed})
 
     def estimate_bytes(self, listing: Listing) -> int:

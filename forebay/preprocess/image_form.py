@@ -237,6 +237,10 @@ class ArrayForm:
     def stored(self) -> StoredArrays:
         return StoredArrays(self.arrays)
 
+    def probed_stored(self) -> Iterator[Values]:
+        """Yields the built-in images that the processor takes, as they are stored."""
+        yield from (_stored(self.form, self.arrays, made) for made in self._made() if "failure" not in made)
+
     def _made(self) -> Iterator[dict[str, Any]]:
         """Yields what is made of the built-in images; of one that the processor refuses, why."""
         for name, data in probe_images():

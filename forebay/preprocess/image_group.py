@@ -16,7 +16,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, item_names, values_digest
 from forebay.preprocess.image_form import ArrayForm, PatchForm, form_of
 from forebay.preprocess.workspace import Failure
-from forebay.rows.manifest import Manifest
+from forebay.rows.manifest import LISTS, Manifest
 from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
 from forebay.store.image.codec import Codec, decode_image
@@ -38,6 +38,7 @@ class ImageItems:
     steps: ImageGroup
     form: PatchForm | ArrayForm
     column: str = "image"
+    tells: ClassVar[bool] = True
     name: ClassVar[Group] = "image"
     unit: ClassVar[str] = "image"
     lists: ClassVar[str | None] = "images"
@@ -88,8 +89,8 @@ class ImageItems:
     def read_values(self) -> frozenset[str]:
         return self.form.read_values
 
-    def table(self, manifest: Manifest) -> pa.Table:
-        return manifest.items["image"]
+    def items(self, manifest: Manifest) -> Items:
+        return Items.listed(manifest.rows, LISTS[self.name], manifest.items[self.name])
 
     def checked(self, manifest: Manifest) -> Manifest:
         return self.form.of_manifest(manifest)
@@ -135,6 +136,9 @@ class ImageItems:
 
     def probe(self) -> str:
         return values_digest(self.form.probed())
+
+    def probed(self) -> Iterator[Values]:
+        yield from self.form.probed_stored()
 
     def estimate_bytes(self, items: pa.Table) -> int:
         return int(self.form.raw_bytes(items) * _STORED_SHARE[self.form.codec])

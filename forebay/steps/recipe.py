@@ -20,6 +20,7 @@ from forebay.extras import require_major
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.given import NoAudio
 from forebay.steps.image.image_section import ImageGroup
+from forebay.steps.model.model_group import ModelGroup
 from forebay.steps.sections import GroupRecipe, source_document, source_problems
 from forebay.steps.text.text_section import TextGroup, item_steps_of
 from forebay.store.key import recipe_key
@@ -125,7 +126,8 @@ def recipe_of(config: Config) -> Recipe:
     Raises ConfigError where such a folder is not there, or where a step does not take what its section says.
     """
     refuse(config.path, _settings_problems(config) or contradictions(config))
-    groups = (group.of(config) for group in _GROUPS)
+    *items, text = (group.of(config) for group in _GROUPS)
+    groups = (*items, *ModelGroup.all_of(config), text)
     return Recipe(groups=tuple(group for group in groups if group is not None), source=source_document(config))
 
 
@@ -147,7 +149,7 @@ def contradictions(config: Config) -> list[str]:
     """Returns what is wrong with `[source]`, or else what sections say that their steps cannot do together."""
     if found := source_problems(config):
         return found
-    found = [*ImageGroup.contradictions(config), *TextGroup.contradictions(config)]
+    found = [*ImageGroup.contradictions(config), *TextGroup.contradictions(config), *ModelGroup.contradictions(config)]
     return found or [*AudioGroup.contradictions(config), *_units_problems(config)]
 
 

@@ -102,14 +102,14 @@ class ListedItems:
 class Constants(Mapping[str, Any]):
     """The constants of every group of a source, text last.
 
-    As a mapping it has those of all groups by name. Where several groups have one of a name, that of the first group
+    As a mapping it has those of all groups by name, behind the others those of groups that models make. Where several groups have one of a name, that of the first group
     has the name alone, and those of the others stand behind their group: `image.form`.
     """
 
     __slots__ = ("_by_name", "groups")
 
     def __init__(self, groups: Mapping[Group, Mapping[str, Any]]) -> None:
-        order = sorted(groups, key=lambda group: (group == TEXT, group))
+        order = sorted(groups, key=lambda group: (group == TEXT, "takes" in groups[group], group))
         self.groups: dict[Group, dict[str, Any]] = {group: dict(groups[group]) for group in order}
         self._by_name: dict[str, Any] = {}
         for group, values in self.groups.items():

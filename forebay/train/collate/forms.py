@@ -103,11 +103,14 @@ def items_of(stored: Stored) -> tuple[BatchItems, ...]:
     beside: Literal["tokens", "items"] = "tokens" if IDS in stored.fields else "items"
     found = []
     for group, form in forms_of(stored).items():
-        step = form_step(stored.constants.of(group)["features"])
+        constants = stored.constants.of(group)
+        step = form_step(constants["features"])
         assert step is not None
+        if not form.fields:  # lengths alone
+            continue
         found.append(
             BatchItems(
-                form=replace(form, is_listed=step.form() == CLIPS),
+                form=replace(form, is_listed=step.form() == CLIPS or constants.get("is_listed", False)),
                 who=step.items,
                 advice=step.apart,
                 code=step.code,

@@ -1,0 +1,66 @@
+"""`[[model]]`: a frozen model that runs over the data once; what it gives is stored as a group of fields of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from forebay.config.data import STRICT, at_least
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TAKEN = ("audio", "image", "text")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptOutput:
+    """An output of a model that is stored."""
+
+    __pydantic_config__ = STRICT
+
+    output: str = field(metadata={"example": '"last_hidden_state"'})
+    """Its name in what the model returns; `mean`: the mean of `last_hidden_state` over a sample's own steps."""
+    dtype: Literal["float32", "float16"] = "float16"
+    """Type of the stored values that are floats. Codes are uint8 or uint16, as many as the codebook has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A model whose outputs are stored: codec tokens, latents, embeddings, states of an encoder, scores.
+
+    Its weights are in the key by their content. What it takes is prepared as its own folder says.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str = field(metadata={"example": '"codes"'})
+    """What the group of its fields is called, in messages and on disk."""
+    folder: str = field(metadata={"path": True, "hub": True, "example": '"models/mimi"'})
+    """Folder with config.json and safetensors, or a model of the Hub at one commit (`owner/name@COMMIT`)."""
+    takes: Literal["audio", "image", "text"]
+    """What of a row it is given."""
+    call: str | None = None
+    """The method that is called: `encode`, `forward`, `get_text_features`, ... Left out: that of its family."""
+    keep: dict[str, KeptOutput] | None = None
+    """Outputs by the names of the fields that hold them. Left out: what its family is taken for."""
+    layer: int | None = None
+    """The layer whose states stand for `last_hidden_state`: 0 are the embeddings, -1 is the last one."""
+    args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Arguments of the call: `num_quantizers = 8`, `bandwidth = 6.0`. In the key; an unknown one is refused."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of weights and arithmetic."""
+    batch: int | None = None
+    """Samples that the model is given at once; in the keys of shards. Left out: that of its family."""
+    digest: str | None = None
+    """What `forebay key` says of the folder: stands in for it where only training reads the cache."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name in _TAKEN:
+            raise ValueError(
+                f"name is {self.name!r}, wanted letters a to z, digits and _, and none of {', '.join(_TAKEN)}"
+            )
+        if self.digest is not None and not _DIGEST.fullmatch(self.digest):
+            raise ValueError(f"digest is {self.digest!r:.80}, wanted the 64 hex digits that forebay key prints")
+        at_least(self, 1, "batch")

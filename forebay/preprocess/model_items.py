@@ -1,0 +1,295 @@
+"""A group that a frozen model makes: of what another group prepares of an item, the outputs that a config keeps.
+
+The model is given batches. They are a function of the shard: its items in windows, by length within a window, so that
+a shard that is made again has the same bytes on the same kind of machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from forebay.config.pretrained_folder import tokenizer_digest
+from forebay.config.tree import AudioConfig, Config, VisionConfig
+from forebay.errors import ConfigError
+from forebay.preprocess.clip_group import audio_items_of
+from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
+from forebay.preprocess.image_group import ImageItems
+from forebay.preprocess.text_inputs import TextInputs
+from forebay.preprocess.workspace import Failure
+from forebay.rows.manifest import Manifest
+from forebay.spans import FEATURES, span
+from forebay.steps.audio.audio_section import AudioGroup
+from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
+from forebay.steps.batch import collate_fields, fresh
+from forebay.steps.form import BatchForm, Promise
+from forebay.steps.image.image_section import ImageGroup
+from forebay.steps.model.model_group import ModelGroup
+from forebay.steps.model.model_step import MODEL, ModelStep
+from forebay.steps.model.open_model import OpenModel, opened_model, too_large
+from forebay.steps.step import Stored
+from forebay.store.image.codec import Codec
+from forebay.store.image.stored_items import StoredFields
+from forebay.store.key import digest
+from forebay.store.layout import Array, Constants, FieldSpec, Group
+from forebay.store.shard import Shard
+from forebay.store.source_files import SourceFile
+
+_WINDOW = 16
+"""Batches whose samples are sorted by length together: more would hold more prepared samples in memory."""
+Prepares = ItemGroup | TextInputs
+"""What prepares items for a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelItems:
+    """What a model makes of the items of a group: an `ItemGroup`. base: prepares them. known: the form as JSON, where
+    a worker found it; empty: it is found here.
+    """
+
+    name: Group
+    step: ModelStep
+    base: Prepares
+    known: str = ""
+    codec: ClassVar[str | None] = None
+    merge_size: ClassVar[int | None] = None
+    read_values: ClassVar[frozenset[str]] = frozenset()
+    tells: ClassVar[bool] = False
+
+    @property
+    def unit(self) -> str:
+        return self.base.unit
+
+    @property
+    def lists(self) -> str | None:
+        return self.base.lists
+
+    @property
+    def column(self) -> str:
+        return self.base.column
+
+    @property
+    def max_sample_bytes(self) -> int:
+        return self.base.max_sample_bytes
+
+    @property
+    def length_names(self) -> tuple[str, ...]:
+        return (f"num_{self.name}",)
+
+    @property
+    def decoded_name(self) -> str:
+        return self.name
+
+    @property
+    def form(self) -> BatchForm:
+        """How the outputs lie on disk and in a batch."""
+        return _known_form(self.known) if self.known else BatchForm.from_json(self.constants()["form"])
+
+    def items(self, manifest: Manifest) -> Items:
+        return self.base.items(manifest)
+
+    def checked(self, manifest: Manifest) -> Manifest:
+        return manifest
+
+    def under(self, codec: Codec) -> Self:  # noqa: ARG002  there is one way
+        return self
+
+    def measured(self, constants: Mapping[str, Any]) -> Self:
+        return replace(self, known=json.dumps(constants["form"]))
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        return self.form.specs()
+
+    def lengths(self, shard: Shard) -> Array:
+        return shard.lengths(self.form.main.on_disk)[None]
+
+    def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
+        return self.base.content(items) if isinstance(self.base, TextInputs) else self.base.content(items, hashes)
+
+    def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
+        return self.base.task_rows(items, files)
+
+    def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
+        model, size = self._opened(), 0
+        window: list[Values] = []
+        for values in self.base.samples(rows, read):
+            window.append(values)
+            size += "failure" not in values
+            if size == _WINDOW * model.batch_size:
+                yield from self._made(model, window)
+                window, size = [], 0
+        yield from self._made(model, window)
+
+    def _made(self, model: OpenModel, window: Sequence[Values]) -> Iterator[Values]:
+        """Yields the outputs for prepared items, in their order; a failure is handed on."""
+        good = [place for place, values in enumerate(window) if "failure" not in values]
+        made = dict(zip(good, self._outputs(model, [window[place] for place in good]), strict=True))
+        forms = {each.name: each for each in self.form.stored}
+        for place, values in enumerate(window):
+            if place not in made:
+                yield {name: values[name] for name in ("failure", "message")}
+            elif (why := too_large(made[place], forms)) is not None:
+                yield {"failure": "not_finite", "message": f"model.{self.name}: {why}"}
+            else:
+                yield {k: v for name, array in made[place].items() for k, v in forms[name].stored(array).items()}
+
+    def _outputs(self, model: OpenModel, prepared: Sequence[Values]) -> list[dict[str, Array]]:
+        """Returns the outputs for prepared items, which are given to the model by length, a batch at a time."""
+        if not prepared:
+            return []
+        form = prepared_form(self.base)
+        columns = form.columns([self._sample(values) for values in prepared])
+        rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
+        order = np.argsort(rows, kind="stable").tolist()
+        found: dict[int, dict[str, Array]] = {}
+        for start in range(0, len(order), model.batch_size):
+            places = order[start : start + model.batch_size]
+            part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
+            batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
+            with span(FEATURES):
+                outputs = model.made(batch, [rows[place] for place in places])
+            found |= zip(places, outputs, strict=True)
+        return [found[place] for place in range(len(prepared))]
+
+    def _sample(self, values: Values) -> Mapping[str, Any]:
+        return values if self.base.lists is None else self.base.joined({}, [values])
+
+    def told(self, items: pa.Table) -> list[Any]:
+        return [None] * len(items)
+
+    def probe_told(self, place: int) -> Any:  # noqa: ARG002  prompts are told of the items, not of outputs
+        return None
+
+    def listed_lengths(self, items: pa.Table, files: Sequence[SourceFile]) -> dict[str, Array]:  # noqa: ARG002
+        return {}
+
+    def check(self, values: Mapping[str, Any], row: pa.Table) -> None:
+        """Takes all that could be made: the base group of a config says what is left out."""
+
+    def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if self.lists is None:
+            return {**items[0], **sample}
+        return StoredFields(self.fields()).sample(sample, items)
+
+    def decoded(self, data: bytes, *, sample_id: str) -> Any:
+        raise NotImplementedError(f"{self.name} is made by a model, and plain data sets have what was decoded")
+
+    def constants(self) -> dict[str, Any]:
+        """Returns the form, and what a probe finds: how far an output for an item alone is from that in a batch."""
+        form, promise = _probed(self)
+        return {
+            "features": MODEL,
+            "takes": self.step.takes,
+            "is_listed": self.lists is not None,
+            "form": form.to_json(),
+            "model": promise,
+        }
+
+    def probe(self) -> str:
+        # Numerics of devices differ and stay within the promise: they are no part of keys.
+        return values_digest([{"form": digest(self.form.to_json())}])
+
+    def estimate_bytes(self, items: pa.Table) -> int:
+        form = self.form
+        size = sum(int(np.prod([n or 1 for n in f.shape])) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
+        return size * len(items) * (1 if not form.main.grows else _STEPS_GUESSED)
+
+    def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:  # noqa: ARG002
+        return np.zeros(len(rows), np.int32)
+
+    def refusals(self, lengths: Mapping[str, Array], rows: pa.Table, codes: Array, why: Coder) -> tuple[Failure, ...]:  # noqa: ARG002
+        return ()
+
+    def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def _opened(self) -> OpenModel:
+        return opened_model(self.step)
+
+    def probed_items(self) -> list[Values]:
+        """Returns what the base prepares of the built-in inputs."""
+        return [values for values in self.base.probed() if "failure" not in values]
+
+
+_STEPS_GUESSED = 100
+
+
+def model_items_of(config: Config, group: ModelGroup) -> ModelItems:
+    """Returns the group of a section: its base prepares items as the model's own folder says."""
+    return ModelItems(group.name, group.step, _base_of(config, group.step))
+
+
+def _base_of(config: Config, step: ModelStep) -> Prepares:
+    if step.takes == "text":
+        return TextInputs(step.folder, tokenizer_digest(Path(step.folder)))
+    if step.takes == "audio":
+        rate_hz = _rate_hz(step)
+        audio = AudioConfig(features="extractor", sample_rate_hz=rate_hz, settings={"extractor": step.folder})
+        config = replace(config, audio=audio, vision=None, text=None, model=())
+        found = AudioGroup.of(config)
+        assert found is not None
+        return audio_items_of(config, found)
+    vision = VisionConfig(processor=step.folder, images="processor")
+    config = replace(config, audio=None, vision=vision, text=None, model=())
+    images = ImageGroup.of(config)
+    assert images is not None
+    return ImageItems.of(config, images)
+
+
+def _rate_hz(step: ModelStep) -> int:
+    rate_hz = ExtractorFolder.read(Path(step.folder)).document.get("sampling_rate", 16_000)
+    if type(rate_hz) is not int:
+        raise ConfigError(f"model.{step.label}: {step.folder} has the sampling_rate {rate_hz!r}, wanted an integer")
+    return rate_hz
+
+
+@functools.lru_cache(maxsize=8)
+def _known_form(text: str) -> BatchForm:
+    return BatchForm.from_json(json.loads(text))
+
+
+@functools.lru_cache(maxsize=8)
+def prepared_form(base: Prepares) -> BatchForm:
+    """Returns the form in which a model is given what a group prepares."""
+    if isinstance(base, TextInputs):
+        return base.form
+    if isinstance(base, ImageItems):
+        return base.form.form  # type: ignore[union-attr]
+    fields = {spec.name: replace(spec, group=base.name) for spec in base.fields()}
+    stored = Stored(MODEL, Constants({base.name: base.constants()}), fields, base.name)
+    return base.steps.features.batch(stored)  # type: ignore[attr-defined,no-any-return]
+
+
+@functools.lru_cache(maxsize=4)
+def _probed(group: ModelItems) -> tuple[BatchForm, str]:
+    """Returns the form of a model's outputs, and how an item alone, again and in a batch differ, in words."""
+    model, prepared = opened_model(group.step), group.probed_items()
+    alone, again = ([group._outputs(model, [one])[0] for one in prepared] for _ in range(2))
+    together = group._outputs(model, prepared)
+    fields = tuple(each for name in model.kept for each in model.form(name, [made[name] for made in alone]))
+    form = BatchForm(made_by=model.made_by, fields=fields, promise=Promise(kind="exact"))
+    return form, _promise(alone, again, together)
+
+
+def _promise(*runs: Sequence[Mapping[str, Array]]) -> str:
+    """Returns `equal`, `within X` or `flips n of m`: the first run against the others."""
+    flips = codes = 0
+    largest = 0.0
+    for run in runs[1:]:
+        for one, other in zip(runs[0], run, strict=True):
+            for name, values in one.items():
+                if values.dtype.kind == "f":
+                    largest = max(largest, float(np.abs(values - other[name]).max(initial=0.0)))
+                else:
+                    flips, codes = flips + int((values != other[name]).sum()), codes + values.size
+    if flips:
+        return f"flips {flips} of {codes}"
+    return f"within {largest:.1g}" if largest else "equal"

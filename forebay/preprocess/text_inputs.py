@@ -1,0 +1,95 @@
+"""Texts as a model is given them: each different text of a source file once, as tokens of the model's own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.errors import SampleError
+from forebay.preprocess.group import Items, Read, Values, columns_digest
+from forebay.preprocess.probe_inputs import PROBE_TEXTS
+from forebay.rows.manifest import Manifest
+from forebay.steps.form import BatchForm
+from forebay.steps.text.caption import Caption, CaptionEncoder
+from forebay.store.layout import Group
+from forebay.store.source_files import SourceFile
+from forebay.task_map import mark
+
+_NAMED = 60
+"""Characters of a text by which an item is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextInputs:
+    """The texts of rows, for the model in a folder. tokenizer: digest of its tokenizer."""
+
+    folder: str
+    tokenizer: str
+    name: ClassVar[Group] = "text"
+    unit: ClassVar[str] = "text"
+    lists: ClassVar[str | None] = "texts"
+    column: ClassVar[str] = "text"
+    max_sample_bytes: ClassVar[int] = 1 << 30
+
+    @property
+    def form(self) -> BatchForm:
+        """How the tokenizer pads texts."""
+        return self._encoder().form
+
+    def items(self, manifest: Manifest) -> Items:
+        """Returns each different text of a source file once; what has no text is one that fails."""
+        texts = manifest.rows["text"].combine_chunks().dictionary_encode(null_encoding="encode")
+        codes = texts.indices.to_numpy()
+        rows = manifest.rows.append_column(
+            self.lists, pa.ListArray.from_arrays(np.arange(len(codes) + 1, dtype=np.int32), pa.array(codes, pa.int32()))
+        )
+        found = Items.listed(rows, str(self.lists), pa.table({"text": texts.dictionary}))
+        table = found.table.append_column("file", pa.array(found.group.astype(np.int32)))
+        return Items(table, found.group, found.different, found.offsets, found.places)
+
+    def content(self, items: pa.Table) -> dict[str, Any]:
+        """Returns what the key of a shard says of its texts."""
+        return {"texts": columns_digest(items.select(["text"]))}
+
+    def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:  # noqa: ARG002
+        """Returns texts and what to call each."""
+        names = [repr((text or "")[:_NAMED]) for text in items["text"].to_pylist()]
+        return items.append_column("sample_id", pa.array(names, pa.large_string()))
+
+    def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:  # noqa: ARG002
+        """Yields the tokens of each text."""
+        encoder = self._encoder()
+        for position, (text, name) in enumerate(
+            zip(rows["text"].to_pylist(), rows["sample_id"].to_pylist(), strict=True)
+        ):
+            mark(position)
+            try:
+                if not (text or "").strip():
+                    raise SampleError("empty_text", f"text {name}: a model is given none; add it, or remove the row")
+                yield dict(encoder.encode(text, (), sample_id=f"text {name}"))
+            except SampleError as err:
+                yield {"failure": err.reason, "message": str(err)}
+
+    def probed(self) -> Iterator[Values]:
+        """Yields the tokens of built-in texts."""
+        texts = [text for text, _ in PROBE_TEXTS]
+        yield from self.samples(pa.table({"text": texts, "sample_id": list(map(repr, texts))}), _unread)
+
+    def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns the tokens of the one text of a sample."""
+        return {**sample, **items[0]}
+
+    def _encoder(self) -> CaptionEncoder:
+        step = Caption(
+            tokenizer=self.tokenizer, processor="", tokenizer_folder=self.folder, processor_folder=self.folder
+        )
+        return step.opened(Path(self.folder), merge_size=None)
+
+
+def _unread(*_: Any) -> bytes:
+    raise AssertionError("texts are read from no file")

@@ -1,0 +1,94 @@
+"""What each family of models is given, how it is called, and which of its outputs is stored where a config names none.
+
+A family is found by the `model_type` of config.json, or by diffusers' `_class_name`. A new one is a line of `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forebay.store.layout import Group
+
+Steps = Callable[[Any, int], int]
+"""How many steps of an output are a sample's own, of the model and the rows of its input; the rest is padding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """How a kind of model is used. loader: the class of transformers, or diffusers, that opens the folder.
+
+    part: the attribute that is the model proper. output: what is stored, under `name`. steps: None where outputs are
+    of one length. layered: the call takes `output_hidden_states`. args: what `[[model]] args` may set of the call.
+    """
+
+    takes: Group
+    loader: str = "AutoModel"
+    part: str = ""
+    call: str = "forward"
+    output: str = "last_hidden_state"
+    name: str = "states"
+    steps: Steps | None = None
+    batch: int = 8
+    layered: bool = True
+    args: frozenset[str] = frozenset()
+
+
+def by_hop(model: Any, rows: int) -> int:
+    """Returns the frames of a codec for so many audio samples: one for each hop that has begun."""
+    hop = getattr(model.config, "hop_length", None) or round(model.config.sampling_rate / model.config.frame_rate)
+    return math.ceil(rows / hop)
+
+
+def by_convolutions(model: Any, rows: int) -> int:
+    """Returns the frames behind the convolutions of a wav2vec2-like encoder, by its own formula."""
+    return int(model._get_feat_extract_output_lengths(torch.tensor(rows)))
+
+
+def as_many(model: Any, rows: int) -> int:  # noqa: ARG001
+    """Returns as many steps as the input has rows: tokens, frames of filter banks."""
+    return rows
+
+
+def _codec(*args: str) -> Family:
+    return Family(
+        takes="audio",
+        call="encode",
+        output="audio_codes",
+        name="codes",
+        steps=by_hop,
+        batch=1,  # codes near the end of a clip move with what stands behind it
+        layered=False,
+        args=frozenset(args),
+    )
+
+
+_WAVES = Family(takes="audio", steps=by_convolutions)
+_TEXTS = Family(takes="text", steps=as_many, batch=32)
+_IMAGES = Family(takes="image", batch=16)
+FAMILIES: Mapping[str, tuple[Family, ...]] = {
+    "mimi": (_codec("num_quantizers"),),
+    "encodec": (_codec("bandwidth"),),
+    "dac": (_codec("n_quantizers"),),
+    "xcodec": (_codec("bandwidth"),),
+    **dict.fromkeys(("hubert", "wav2vec2", "wavlm", "data2vec-audio", "unispeech-sat"), (_WAVES,)),
+    "wav2vec2-bert": (Family(takes="audio", steps=as_many),),
+    "whisper": (Family(takes="audio", part="encoder"),),
+    **{
+        name: (Family(takes="text", loader=f"{name.upper()}EncoderModel", steps=as_many, batch=32),)
+        for name in ("t5", "mt5", "umt5")
+    },
+    **dict.fromkeys(("clip_text_model", "bert", "roberta", "xlm-roberta", "qwen2", "qwen3", "llama"), (_TEXTS,)),
+    **dict.fromkeys(("clip_vision_model", "siglip_vision_model", "dinov2", "vit"), (_IMAGES,)),
+    **dict.fromkeys(
+        ("clip", "siglip"),
+        (
+            Family(takes="image", part="vision_model", batch=16),
+            Family(takes="text", part="text_model", steps=as_many, batch=32),
+        ),
+    ),
+}

@@ -1,0 +1,69 @@
+"""`[[model]]`: from a section to a group of fields that a frozen model makes, and what sections cannot do together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from forebay.config.code import facts_of
+from forebay.config.tree import Config
+from forebay.steps.model.model_step import ModelStep
+from forebay.steps.sections import GroupRecipe
+from forebay.steps.step import Step, TextStep
+from forebay.store.layout import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGroup(GroupRecipe):
+    """The fields that a model makes of the items of another group. name: of the group."""
+
+    step: ModelStep
+    name: Group  # type: ignore[misc]  # each section has its own
+
+    @property
+    def section(self) -> str:  # type: ignore[override]
+        """Where a recipe's document has it."""
+        return f"model.{self.name}"
+
+    @classmethod
+    def problems(cls, values: Mapping[str, Any]) -> list[str]:  # noqa: ARG003  the config itself says it all
+        return []
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """Returns which models are given what rows do not have, and which names stand twice."""
+        has = {*facts_of(config).groups, "text"}
+        found = [
+            f'model.{model.name}: takes = "{model.takes}", and rows have items of {", ".join(sorted(has))} alone'
+            for model in config.model
+            if model.takes not in has
+        ]
+        names = Counter(model.name for model in config.model)
+        return [*found, *(f"model: {count} models are called {name!r}" for name, count in names.items() if count > 1)]
+
+    @classmethod
+    def of(cls, config: Config) -> None:
+        """Returns none: a config has any number of these groups, see `all_of`."""
+
+    @classmethod
+    def all_of(cls, config: Config) -> tuple[ModelGroup, ...]:
+        """Returns the groups of a config."""
+        return tuple(cls(name=model.name, step=ModelStep.of(model, config)) for model in config.model)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return (self.step,)
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        return {name: version(name) for name in ("torch", "transformers")}
+
+    def document(self) -> dict[str, Any]:
+        return self.step.document()
+
+    def check(self, text: TextStep, kept: Collection[str]) -> None:  # noqa: ARG002
+        """Raises ConfigError for a model that is not known, or an argument that its call has not."""
+        self.step.arguments(self.step.family())

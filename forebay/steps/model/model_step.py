@@ -1,0 +1,163 @@
+"""A model as a step: known by the content of its folder, by what is called and by what is kept of the answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from forebay.config.model_section import KeptOutput, ModelConfig
+from forebay.config.pretrained_folder import hub_advice, is_whole, tokenizer_files
+from forebay.config.tree import Config
+from forebay.errors import ConfigError
+from forebay.steps.audio.declared import form_of
+from forebay.steps.form import BatchForm
+from forebay.steps.model.frozen_families import FAMILIES, Family
+from forebay.steps.step import ItemStep, Stored
+from forebay.store.layout import Group
+from forebay.store.memo import Memo
+
+MODEL = "model"
+"""What caches call the features of a group that a model made."""
+_DOCUMENTS = ("config.json", "preprocessor_config.json", "processor_config.json")
+_WEIGHTS = "*.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelStep(ItemStep):
+    """The call of a frozen model. digest: of the folder's content. What a config leaves out stays out of the identity:
+    it follows from the content and from `version`. args: as JSON.
+    """
+
+    name: ClassVar[str] = MODEL
+    items: ClassVar[str] = "outputs"
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers")
+
+    label: str = field(compare=False)
+    digest: str
+    takes: Group
+    call: str | None
+    keep: tuple[tuple[str, str, str], ...] | None
+    layer: int | None
+    args: str
+    dtype: str
+    batch_size: int | None
+    version: int = 1
+    folder: str = field(compare=False)
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: Config) -> ModelStep:
+        """Returns the step of a section. Raises ConfigError where the folder is not there and no digest stands for it,
+        or where it has another content.
+        """
+        kept = None if model.keep is None else sorted(model.keep.items())
+        return cls(
+            label=model.name,
+            digest=_digest_of(model, config),
+            takes=model.takes,
+            call=model.call,
+            keep=None if kept is None else tuple((name, each.output, each.dtype) for name, each in kept),
+            layer=model.layer,
+            args=json.dumps(model.args, sort_keys=True),
+            dtype=model.dtype,
+            batch_size=model.batch,
+            folder=model.folder,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Returns what the recipe key says of the step: all but the batch, within whose promise the values stay."""
+        return {name: value for name, value in self.compared().items() if name != "batch_size"}
+
+    def family(self) -> Family:
+        """Returns how the model is used, by its config.json. Raises ConfigError for one that is not known."""
+        path = Path(self.folder) / "config.json"
+        document = _document(path, self.label)
+        named = document.get("model_type") or document.get("_class_name")
+        found = [family for family in FAMILIES.get(str(named), ()) if family.takes == self.takes]
+        if not found:
+            known = sorted(name for name, own in FAMILIES.items() if any(each.takes == self.takes for each in own))
+            raise ConfigError(
+                f"model.{self.label}: {path} is of {named!r}, and models that take {self.takes} are "
+                f"{', '.join(known)}; or name a class of your own",
+                code="FB145",
+            )
+        return found[0]
+
+    def outputs(self, family: Family) -> dict[str, KeptOutput]:
+        """Returns the outputs that are kept, by field."""
+        if self.keep is None:
+            return {f"{self.label}" if family.name == "codes" else family.name: KeptOutput(output=family.output)}
+        return {name: KeptOutput(output=output, dtype=dtype) for name, output, dtype in self.keep}  # type: ignore[arg-type]
+
+    def arguments(self, family: Family) -> dict[str, Any]:
+        """Returns the arguments of the call. Raises ConfigError for one that the family's call has not."""
+        given: dict[str, Any] = json.loads(self.args)
+        if unknown := sorted(given.keys() - family.args):
+            takes = f"wanted {' or '.join(sorted(family.args))}" if family.args else "it takes none"
+            raise ConfigError(
+                f"model.{self.label}.args: {unknown[0]} is no argument of {family.call} here; {takes}", code="FB145"
+            )
+        return given
+
+    @classmethod
+    def batch(cls, stored: Stored) -> BatchForm:
+        """Returns the form that the cache declares."""
+        return form_of(stored, "form", group=stored.group)
+
+
+def _digest_of(model: ModelConfig, config: Config) -> str:
+    folder = Path(model.folder)
+    if not is_whole(folder):
+        if model.digest is not None:
+            return model.digest
+        raise ConfigError(
+            f"model.{model.name}.folder: {folder} is not a folder; name one with config.json and safetensors, or, where "
+            f"only training reads the cache, set digest to what forebay key prints{hub_advice(folder, 'model')}",
+            code="FB145",
+        )
+    found = folder_digest(folder, Memo.of(config), with_tokenizer=model.takes == "text", label=model.name)
+    if model.digest not in (None, found):
+        raise ConfigError(
+            f"model.{model.name}: digest is {str(model.digest)[:16]}, and {folder} has {found[:16]}; correct the folder, "
+            "or the digest",
+            code="FB145",
+        )
+    return found
+
+
+def folder_digest(folder: Path, memo: Memo, *, with_tokenizer: bool, label: str) -> str:
+    """Returns the sha256 of the names and contents of a model's weights, config and preprocessor.
+
+    Contents are hashed as source files are: remembered by stat. Raises ConfigError where no weights are there, or
+    pickled ones alone.
+    """
+    weights = sorted(folder.glob(_WEIGHTS))
+    if not weights:
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
+        why = "has pickled weights alone, which run code; save them as safetensors" if pickled else "has no weights"
+        raise ConfigError(f"model.{label}.folder: {folder} {why} (*.safetensors)", code="FB145")
+    named = [folder / name for name in _DOCUMENTS if (folder / name).is_file()]
+    tokens = tokenizer_files(folder) if with_tokenizer else []
+    paths = sorted({*weights, *named, *tokens})
+    state = hashlib.sha256()
+    for path, found in zip(paths, memo.hashes(paths), strict=True):
+        state.update(f"{path.relative_to(folder).as_posix()}\0{found}\n".encode())
+    return state.hexdigest()
+
+
+def _document(path: Path, label: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as err:
+        raise ConfigError(f"model.{label}: cannot read {path}: {err.strerror}", code="FB145") from err
+    except (ValueError, RecursionError) as err:
+        raise ConfigError(f"model.{label}: {path} is no JSON: {err}", code="FB145") from err
+    if not isinstance(document, dict) or "auto_map" in document:
+        raise ConfigError(
+            f"model.{label}: {path} names code of its own (auto_map), and forebay runs no code of a folder",
+            code="FB145",
+        )
+    return document

@@ -1,0 +1,188 @@
+"""A frozen model at work: opened from its folder, given batches, asked for what is kept of each sample.
+
+Arithmetic is deterministic: no TF32, deterministic kernels, no dropout. A batch is a function of its samples alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from forebay.config.model_section import KeptOutput
+from forebay.errors import BuildError, ConfigError
+from forebay.pretrained import from_folder
+from forebay.steps.form import FieldForm
+from forebay.steps.model.frozen_families import Family
+from forebay.steps.model.model_step import ModelStep
+from forebay.steps.step import Batch
+from forebay.store.layout import Array
+
+_CODES = "audio_codes"
+_STATES, _MEAN = "last_hidden_state", "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model, what it is called with, and what is kept."""
+
+    step: ModelStep
+    family: Family
+    model: Any
+    kept: Mapping[str, KeptOutput]
+    arguments: Mapping[str, Any]
+    device: torch.device
+
+    @classmethod
+    def of(cls, step: ModelStep, device: str = "cpu") -> Self:
+        """Returns the model of a step, with its weights on a device.
+
+        Raises ConfigError where transformers, or diffusers, cannot open the folder, and for arguments that the call
+        has not.
+        """
+        family = step.family()
+        kept, arguments = step.outputs(family), step.arguments(family)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        model = _loaded(step, family)
+        if family.layered and (step.layer is not None):
+            arguments["output_hidden_states"] = True
+        elif step.layer is not None:
+            raise ConfigError(f"model.{step.label}.layer: {family.call} gives no layers; leave it out", code="FB145")
+        return cls(step, family, model.to(device).eval(), kept, arguments, torch.device(device))
+
+    @property
+    def made_by(self) -> str:
+        """The model's class."""
+        return type(self.model).__name__
+
+    @property
+    def batch_size(self) -> int:
+        """Samples that are given to the model at once."""
+        return self.step.batch_size or self.family.batch
+
+    def made(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Array]]:
+        """Returns the kept arrays of each sample of a batch, without its padding.
+
+        batch: what the model takes, by name. rows: of each sample, how many rows of the input are its own.
+        """
+        call = getattr(self.model, self.step.call or self.family.call)
+        taken = _taken(call)
+        given = {name: self._on_device(value) for name, value in batch.items() if taken is None or name in taken}
+        with torch.inference_mode():
+            answer = call(**given, **self.arguments)
+            steps = None if self.family.steps is None else [self.family.steps(self.model, n) for n in rows]
+            found = {name: self._kept(answer, name, steps) for name in self.kept}
+        return [{name: arrays[place] for name, arrays in found.items()} for place in range(len(rows))]
+
+    def _on_device(self, value: torch.Tensor) -> torch.Tensor:
+        dtype = self.model.dtype if value.is_floating_point() else None
+        return value.to(self.device, dtype)
+
+    def _kept(self, answer: Any, field: str, steps: Sequence[int] | None) -> list[Array]:
+        output = self.kept[field].output
+        values = self._output(answer, _STATES if output == _MEAN else output)
+        if output == _CODES:
+            values = (values[0] if values.ndim == 4 else values).transpose(1, 2)
+        count = len(values)
+        own = [None] * count if steps is None or values.ndim < 3 else steps
+        if steps is not None and values.ndim >= 3 and max(steps) > values.shape[1]:
+            raise BuildError(
+                f"model.{self.step.label}: {output} has {values.shape[1]} steps for {max(steps)} that are expected; "
+                "this is a fault of forebay's table of families",
+                code="FB145",
+            )
+        parts = [row if end is None else row[:end] for row, end in zip(values, own, strict=True)]
+        if output == _MEAN:
+            parts = [part.float().mean(dim=0) for part in parts]
+        return [_array(part) for part in parts]
+
+    def _output(self, answer: Any, name: str) -> torch.Tensor:
+        if name == _STATES and self.step.layer is not None:
+            return answer.hidden_states[self.step.layer]  # type: ignore[no-any-return]
+        found = answer if isinstance(answer, torch.Tensor) else getattr(answer, name, None)
+        if not isinstance(found, torch.Tensor):
+            has = ", ".join(sorted(key for key, value in answer.items() if isinstance(value, torch.Tensor)))
+            raise ConfigError(
+                f"model.{self.step.label}.keep: {self.made_by} gives no {name}; it gives {has or 'one tensor'}",
+                code="FB145",
+            )
+        return found
+
+    def form(self, field: str, arrays: Sequence[Array]) -> tuple[FieldForm, ...]:
+        """Returns the form of a field, and of the mask of one that grows. arrays: of some samples, each alone."""
+        kept, first = self.kept[field], arrays[0]
+        grows = self.family.steps is not None and kept.output != _MEAN and first.ndim >= 2
+        shape: tuple[int | None, ...] = (None, *first.shape[1:]) if grows else first.shape
+        if first.dtype.kind == "f":
+            dtype, stored = "float32", kept.dtype
+        else:
+            dtype, stored = "int64", _codes_dtype(self.model)
+        form = FieldForm(name=field, dtype=dtype, shape=shape, stored_dtype=stored)
+        if not grows:
+            return (form,)
+        return form, FieldForm(name=f"{field}_mask", dtype="int64", shape=(None,), stored_dtype="uint8", mask_of=field)
+
+
+@functools.lru_cache(maxsize=4)
+def opened_model(step: ModelStep, device: str = "cpu") -> OpenModel:
+    """Returns the model of a step; a process keeps the last ones."""
+    return OpenModel.of(step, device)
+
+
+def _loaded(step: ModelStep, family: Family) -> Any:
+    import transformers
+    from safetensors import SafetensorError
+
+    dtype, folder = getattr(torch, step.dtype), Path(step.folder)
+    try:
+        whole, info = from_folder(
+            getattr(transformers, family.loader), folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
+        raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB145") from err
+    if missing := sorted(info["missing_keys"]):
+        raise ConfigError(
+            f"model.{step.label}.folder: {folder} lacks {len(missing)} weights of {type(whole).__name__}, "
+            f"{missing[0]} among them: its values would be random; name the folder of the whole model",
+            code="FB145",
+        )
+    return functools.reduce(getattr, filter(None, family.part.split(".")), whole)
+
+
+@functools.cache
+def _taken_by(call: Any) -> frozenset[str] | None:
+    parameters = inspect.signature(call).parameters
+    return frozenset(parameters)
+
+
+def _taken(call: Any) -> frozenset[str] | None:
+    return _taken_by(getattr(call, "__func__", call))
+
+
+def _array(values: torch.Tensor) -> Array:
+    values = values.float() if values.is_floating_point() else values
+    return values.cpu().numpy()
+
+
+def _codes_dtype(model: Any) -> str:
+    """Returns the type that holds every code of a model's codebooks."""
+    size = getattr(model.config, "codebook_size", 1 << 16)
+    return "uint8" if size <= 256 else "uint16"
+
+
+def too_large(values: Mapping[str, Array], forms: Mapping[str, FieldForm]) -> str | None:
+    """Returns which field holds NaN, infinity or what its stored type cannot hold; None where all is well."""
+    for name, array in values.items():
+        if array.dtype.kind == "f" and array.size:
+            stored = forms[name].stored_dtype
+            largest = float(np.abs(array).max())
+            if not largest <= float(np.finfo(stored).max):
+                return f"{name} holds {largest:g}, which {stored} does not"
+    return None
