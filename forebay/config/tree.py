@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from forebay.config.augment import AugmentConfig
 from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig, at_least
-from forebay.config.model_section import ModelConfig
+from forebay.config.frozen_models import ModelConfig
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig, is_url
 from forebay.config.train import RunConfig, TrainConfig
@@ -321,10 +321,11 @@ class VisionConfig:
     processor: str = field(metadata={"path": True, "hub": True})
     """Folder with the preprocessor_config.json of an image processor of transformers, or a model of the Hub at one
     commit (`owner/name@COMMIT`); in the key by content."""
-    images: Literal["auto", "patches", "processor"] = "auto"
+    images: Literal["auto", "patches", "processor", "none"] = "auto"
     """What is stored of an image. `patches`: those of Qwen2-VL's family, of which batches are packs. `processor`: what
     the processor gives of the image, whatever its class. `auto`: patches where the processor is of that family and
-    `text.prompt = "chat"` finds the family's tokens in the tokenizer, else as the processor gives them."""
+    `text.prompt = "chat"` finds the family's tokens in the tokenizer, else as the processor gives them. `none`: nothing
+    of the images themselves, beside `[[model]]`, where it is the default."""
     codec: Literal["raw", "zstd", "webp", "source"] = "raw"
     """How images lie on disk, of `images = "processor"` raw or zstd; in the folder's name and the shard keys, not in
     the key: the values are the same."""
@@ -397,10 +398,12 @@ class Config:
         split = self.source.split
         if not split or not all(c.isalnum() or c in "._-" for c in split):
             raise ValueError(f"source.split {split!r} becomes a folder: use letters, digits, '.', '_', '-'")
+        taken = {model.takes: model.folder for model in self.model}
+        if "image" in taken and self.vision is None:
+            object.__setattr__(self, "vision", VisionConfig(processor=taken["image"], images="none"))
         if not self.vision and self.audio is None:
-            is_modelled = any(model.takes == "audio" for model in self.model)
-            object.__setattr__(self, "audio", AudioConfig(features="lengths") if is_modelled else AudioConfig())
-        if self.vision and self.audio is None and self.text is None:
+            object.__setattr__(self, "audio", AudioConfig(features="lengths") if "audio" in taken else AudioConfig())
+        if self.vision and self.audio is None and self.text is None and self.vision.images != "none":
             object.__setattr__(self, "text", TextConfig(tokenizer=self.vision.processor, prompt="chat"))
         if isinstance(self.plan, PackConfig) and self.mixture.is_given:
             raise ValueError(
@@ -452,7 +455,7 @@ class Config:
     @property
     def codec(self) -> str | None:
         """How images lie on disk: the `codec` of the caches' metadata. None for audio and texts."""
-        return self.vision.codec if self.vision else None
+        return self.vision.codec if self.vision and self.vision.images != "none" else None
 
     @property
     def cache_root(self) -> Path:

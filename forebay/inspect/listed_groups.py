@@ -16,6 +16,7 @@ from forebay.config.tree import Config
 from forebay.errors import CacheError
 from forebay.inspect.seen_images import Picture, View, count_histogram, matrix, original_of, size_facts, view_of
 from forebay.steps.form import BatchForm
+from forebay.steps.step import MODEL
 from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS, StoredImages, unpatchify
 from forebay.store.image.image_settings import ImageSettings
@@ -362,9 +363,10 @@ _GROUPS: Mapping[type[Any], type[ListedGroup]] = {
 
 
 def listed_groups(cache: Cache) -> dict[Group, ListedGroup]:
-    """Returns the groups of a cache whose items samples list."""
+    """Returns the groups of a cache whose items samples list, but those that models made of them."""
     stored: Mapping[Group, StoredItems] = stored_items(cache.metadata, folder=cache.folder)
-    return {group: _GROUPS[type(found)](cache, group, found) for group, found in stored.items()}
+    made = {group for group, values in cache.constants.groups.items() if values.get("features") == MODEL}
+    return {group: _GROUPS[type(found)](cache, group, found) for group, found in stored.items() if group not in made}
 
 
 def _table_size(table: Mapping[str, Any] | None) -> dict[str, Any]:

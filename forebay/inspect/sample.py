@@ -17,6 +17,7 @@ from forebay.errors import CacheError, ConfigError
 from forebay.inspect.listed_groups import SeenItem, listed_groups
 from forebay.pretrained import from_folder
 from forebay.store.cache import Cache
+from forebay.store.image.stored_items import stored_items
 from forebay.store.key import TEXT, list_of, record
 from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
 from forebay.store.shard import Shard
@@ -77,8 +78,8 @@ def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
     check_index(index, len(cache), what=f"{cache.place} has {len(cache)} samples")
     read, row, groups = cache.read(index), read_row(cache, index), listed_groups(cache)
     tensors: dict[str, Any] = read
-    for group in groups.values():
-        tensors = group.stored.joined(tensors)
+    for stored in stored_items(cache.metadata, folder=cache.folder).values():
+        tensors = stored.joined(tensors)
     return Sample(
         index=index,
         row=row,

@@ -112,7 +112,7 @@ def reads(bench: Bench, seconds: float) -> Reads:
 
 def _places(bench: Bench, group: ItemGroup) -> list[tuple[int, int, int, Bounds | None]]:
     """Returns file, offset, size and segment of some encoded items, those that the listing could place."""
-    items, files = group.table(bench.picked), bench.picked.files
+    items, files = group.items(bench.picked).table, bench.picked.files
     order = bench.random.permutation(len(items))[: 4 * _READS]
     taken = items.select(["file", "offset", "size", *segment_columns(items)]).take(order).to_pylist()
     here = [row for row in taken if is_here(files[row["file"]].path)][:_READS]

@@ -19,7 +19,7 @@ from forebay.errors import ConfigError
 from forebay.preprocess.clip_group import audio_items_of
 from forebay.preprocess.group import Cut, ItemGroup, Items, Read, Values, cut_rows, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
-from forebay.preprocess.model_items import ModelItems, model_items_of
+from forebay.preprocess.model_group import ModelItems, model_items_of
 from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.rows.columns_aside import drop_pages
 from forebay.rows.kept_columns import column_of, fields_of

@@ -138,6 +138,7 @@ class ImageItems:
         return values_digest(self.form.probed())
 
     def probed(self) -> Iterator[Values]:
+        assert isinstance(self.form, ArrayForm)
         yield from self.form.probed_stored()
 
     def estimate_bytes(self, items: pa.Table) -> int:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from forebay.errors import SampleError
 from forebay.preprocess.group import Items, Read, Values, columns_digest
@@ -52,14 +53,16 @@ class TextInputs:
         table = found.table.append_column("file", pa.array(found.group.astype(np.int32)))
         return Items(table, found.group, found.different, found.offsets, found.places)
 
-    def content(self, items: pa.Table) -> dict[str, Any]:
+    def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:  # noqa: ARG002  no file is read
         """Returns what the key of a shard says of its texts."""
         return {"texts": columns_digest(items.select(["text"]))}
 
     def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:  # noqa: ARG002
         """Returns texts and what to call each."""
-        names = [repr((text or "")[:_NAMED]) for text in items["text"].to_pylist()]
-        return items.append_column("sample_id", pa.array(names, pa.large_string()))
+        texts = [text or "" for text in items["text"].to_pylist()]
+        hashes = [xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogateescape")) for text in texts]
+        named = items.append_column("sample_id", pa.array([repr(text[:_NAMED]) for text in texts], pa.large_string()))
+        return named.append_column("hash", pa.array(hashes))
 
     def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:  # noqa: ARG002
         """Yields the tokens of each text."""

@@ -20,7 +20,7 @@ from forebay.extras import require_major
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.given import NoAudio
 from forebay.steps.image.image_section import ImageGroup
-from forebay.steps.model.model_group import ModelGroup
+from forebay.steps.model.model_section import ModelGroup
 from forebay.steps.sections import GroupRecipe, source_document, source_problems
 from forebay.steps.text.text_section import TextGroup, item_steps_of
 from forebay.store.key import recipe_key

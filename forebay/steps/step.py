@@ -35,6 +35,8 @@ Dtype: TypeAlias = "torch.dtype"
 Fields = dict[str, Array]
 """What a step makes of one sample, by the name of the field."""
 PaddingSide = Literal["left", "right"]
+MODEL = "model"
+"""What caches call the features of a group that a model made."""
 CLIPS = "clips"
 """What caches call the features of clips that conversations list, as their processor gives them."""
 ClipDtype = Literal["float32", "int16"]
@@ -324,7 +326,7 @@ class TextStep(Step):
     """
 
     needs_items: ClassVar[int | None] = None
-    beside: ClassVar[frozenset[str]] = frozenset({FEATURES})
+    beside: ClassVar[frozenset[str]] = frozenset({FEATURES, MODEL})
     can_pack: ClassVar[bool] = False
     is_of_texts: ClassVar[bool] = False
     takes_symbols: ClassVar[bool] = False

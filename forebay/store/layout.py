@@ -102,8 +102,8 @@ class ListedItems:
 class Constants(Mapping[str, Any]):
     """The constants of every group of a source, text last.
 
-    As a mapping it has those of all groups by name, behind the others those of groups that models make. Where several groups have one of a name, that of the first group
-    has the name alone, and those of the others stand behind their group: `image.form`.
+    As a mapping it has those of all groups by name; what models make comes last. Where several groups have one of a
+    name, that of the first group has the name alone, and those of the others stand behind their group: `image.form`.
     """
 
     __slots__ = ("_by_name", "groups")

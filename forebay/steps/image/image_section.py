@@ -52,6 +52,9 @@ class ImageGroup(GroupRecipe):
     def contradictions(cls, config: Config) -> list[str]:
         """See `GroupRecipe`; of a processor without a document nothing but what the recipe says."""
         vision, found = config.vision, _of_sound(config)
+        if vision is not None and vision.images == "none":
+            is_taken = any(model.takes == "image" for model in config.model)
+            return found if is_taken else [*found, 'vision.images is "none", and no [[model]] takes images; add one']
         name = None if vision is None else _step_name(config, vision)
         if vision is None or name is None:
             return found
@@ -92,9 +95,9 @@ class ImageGroup(GroupRecipe):
 
 
 def image_step_of(config: Config) -> type[ImageStep] | None:
-    """Returns the step of a config's images; None without `[vision]`. Reads documents of the processor alone."""
+    """Returns the step of a config's images; None where none is stored. Reads documents of the processor alone."""
     vision = config.vision
-    return None if vision is None else _step(_step_name(config, vision) or "patches")
+    return None if vision is None or vision.images == "none" else _step(_step_name(config, vision) or "patches")
 
 
 def _step(name: str) -> type[ImageStep]:

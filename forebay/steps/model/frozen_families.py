@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from forebay.store.layout import Group
 
 Steps = Callable[[Any, int], int]
@@ -40,12 +38,15 @@ class Family:
 
 def by_hop(model: Any, rows: int) -> int:
     """Returns the frames of a codec for so many audio samples: one for each hop that has begun."""
-    hop = getattr(model.config, "hop_length", None) or round(model.config.sampling_rate / model.config.frame_rate)
+    config = model.config
+    hop: int = getattr(config, "hop_length", None) or round(config.sampling_rate / config.frame_rate)
     return math.ceil(rows / hop)
 
 
 def by_convolutions(model: Any, rows: int) -> int:
     """Returns the frames behind the convolutions of a wav2vec2-like encoder, by its own formula."""
+    import torch  # not at import: keys are made without it
+
     return int(model._get_feat_extract_output_lengths(torch.tensor(rows)))
 
 

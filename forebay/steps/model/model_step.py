@@ -9,19 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forebay.config.model_section import KeptOutput, ModelConfig
+from forebay.config.frozen_models import KeptOutput, ModelConfig
 from forebay.config.pretrained_folder import hub_advice, is_whole, tokenizer_files
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import form_of
 from forebay.steps.form import BatchForm
 from forebay.steps.model.frozen_families import FAMILIES, Family
-from forebay.steps.step import ItemStep, Stored
+from forebay.steps.step import MODEL, ItemStep, Stored
 from forebay.store.layout import Group
 from forebay.store.memo import Memo
 
-MODEL = "model"
-"""What caches call the features of a group that a model made."""
 _DOCUMENTS = ("config.json", "preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "*.safetensors"
 
@@ -114,15 +112,15 @@ def _digest_of(model: ModelConfig, config: Config) -> str:
         if model.digest is not None:
             return model.digest
         raise ConfigError(
-            f"model.{model.name}.folder: {folder} is not a folder; name one with config.json and safetensors, or, where "
-            f"only training reads the cache, set digest to what forebay key prints{hub_advice(folder, 'model')}",
+            f"model.{model.name}.folder: {folder} is no folder; name one with config.json and safetensors; where only "
+            f"training reads the cache, set digest to what forebay key prints{hub_advice(folder, 'model')}",
             code="FB145",
         )
     found = folder_digest(folder, Memo.of(config), with_tokenizer=model.takes == "text", label=model.name)
     if model.digest not in (None, found):
         raise ConfigError(
-            f"model.{model.name}: digest is {str(model.digest)[:16]}, and {folder} has {found[:16]}; correct the folder, "
-            "or the digest",
+            f"model.{model.name}: digest is {str(model.digest)[:16]}, and {folder} has {found[:16]}; correct one "
+            "of them",
             code="FB145",
         )
     return found

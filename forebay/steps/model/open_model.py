@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from forebay.config.model_section import KeptOutput
+from forebay.config.frozen_models import KeptOutput
 from forebay.errors import BuildError, ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.form import FieldForm
@@ -121,10 +121,9 @@ class OpenModel:
         grows = self.family.steps is not None and kept.output != _MEAN and first.ndim >= 2
         shape: tuple[int | None, ...] = (None, *first.shape[1:]) if grows else first.shape
         if first.dtype.kind == "f":
-            dtype, stored = "float32", kept.dtype
+            form = FieldForm(name=field, dtype="float32", shape=shape, stored_dtype=kept.dtype)
         else:
-            dtype, stored = "int64", _codes_dtype(self.model)
-        form = FieldForm(name=field, dtype=dtype, shape=shape, stored_dtype=stored)
+            form = FieldForm(name=field, dtype="int64", shape=shape, stored_dtype=_codes_dtype(self.model))
         if not grows:
             return (form,)
         return form, FieldForm(name=f"{field}_mask", dtype="int64", shape=(None,), stored_dtype="uint8", mask_of=field)

@@ -14,6 +14,7 @@ from forebay.errors import ConfigError
 from forebay.steps.audio.audio_section import audio_step_of, extractor_folder
 from forebay.steps.audio.given import NoAudio
 from forebay.steps.image.image_section import image_step_of
+from forebay.steps.model.model_step import ModelStep
 from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import ItemStep, Step, TextStep, no_such_column
 from forebay.steps.table import STEPS, made, problems, problems_of, prompts_beside, steps_named, text_step
@@ -112,7 +113,9 @@ class TextGroup(GroupRecipe):
 
 def item_steps_of(config: Config) -> dict[Group, type[ItemStep]]:
     """Returns the steps of the groups whose items samples have, as far as documents say them."""
-    found = {"audio": audio_step_of(config), "image": image_step_of(config)}
+    found: dict[Group, type[ItemStep] | None] = {"audio": audio_step_of(config), "image": image_step_of(config)}
+    if found["image"] is None:
+        found |= {model.name: ModelStep for model in config.model if model.takes == "image"}
     return {group: step for group, step in found.items() if step is not None}
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,10 @@ import torch
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.tree import AudioConfig, Config, VisionConfig
 from forebay.errors import ConfigError
+from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.clip_group import audio_items_of
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
+from forebay.preprocess.image_form import ArrayForm
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.text_inputs import TextInputs
 from forebay.preprocess.workspace import Failure
@@ -32,10 +34,9 @@ from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
 from forebay.steps.batch import collate_fields, fresh
 from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
-from forebay.steps.model.model_group import ModelGroup
-from forebay.steps.model.model_step import MODEL, ModelStep
+from forebay.steps.model.model_step import ModelStep
 from forebay.steps.model.open_model import OpenModel, opened_model, too_large
-from forebay.steps.step import Stored
+from forebay.steps.step import MODEL, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields
 from forebay.store.key import digest
@@ -52,17 +53,17 @@ Prepares = ItemGroup | TextInputs
 @dataclass(frozen=True, slots=True)
 class ModelItems:
     """What a model makes of the items of a group: an `ItemGroup`. base: prepares them. known: the form as JSON, where
-    a worker found it; empty: it is found here.
+    a worker found it; empty: it is found here. tells: whether its items stand in no other group.
     """
 
     name: Group
     step: ModelStep
     base: Prepares
     known: str = ""
+    tells: bool = False
     codec: ClassVar[str | None] = None
     merge_size: ClassVar[int | None] = None
     read_values: ClassVar[frozenset[str]] = frozenset()
-    tells: ClassVar[bool] = False
 
     @property
     def unit(self) -> str:
@@ -106,18 +107,30 @@ class ModelItems:
         return replace(self, known=json.dumps(constants["form"]))
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        return self.form.specs()
+        hashes = () if self.lists is None else (FieldSpec(name=self._hash, dtype="str", role="table"),)
+        return (*self.form.specs(), *hashes)
+
+    @property
+    def _hash(self) -> str:
+        """The field by which equal items are found."""
+        return f"{self.name}_hash"
 
     def lengths(self, shard: Shard) -> Array:
         return shard.lengths(self.form.main.on_disk)[None]
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
-        return self.base.content(items) if isinstance(self.base, TextInputs) else self.base.content(items, hashes)
+        return self.base.content(items, hashes)
 
     def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
         return self.base.task_rows(items, files)
 
     def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
+        made = self._samples(rows, read)
+        if self.lists is None:
+            return made
+        return ({self._hash: found, **values} for found, values in zip(rows["hash"].to_pylist(), made, strict=True))
+
+    def _samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
         model, size = self._opened(), 0
         window: list[Values] = []
         for values in self.base.samples(rows, read):
@@ -145,7 +158,7 @@ class ModelItems:
         """Returns the outputs for prepared items, which are given to the model by length, a batch at a time."""
         if not prepared:
             return []
-        form = prepared_form(self.base)
+        form = prepared_form(cast(Hashable, self.base))
         columns = form.columns([self._sample(values) for values in prepared])
         rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
         order = np.argsort(rows, kind="stable").tolist()
@@ -177,7 +190,7 @@ class ModelItems:
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if self.lists is None:
             return {**items[0], **sample}
-        return StoredFields(self.fields()).sample(sample, items)
+        return StoredFields(self.form.specs()).sample(sample, items)
 
     def decoded(self, data: bytes, *, sample_id: str) -> Any:
         raise NotImplementedError(f"{self.name} is made by a model, and plain data sets have what was decoded")
@@ -214,17 +227,17 @@ class ModelItems:
     def _opened(self) -> OpenModel:
         return opened_model(self.step)
 
-    def probed_items(self) -> list[Values]:
-        """Returns what the base prepares of the built-in inputs."""
-        return [values for values in self.base.probed() if "failure" not in values]
+    def probed(self) -> Iterator[Values]:
+        yield from self._made(self._opened(), [*self.base.probed()])
 
 
 _STEPS_GUESSED = 100
 
 
-def model_items_of(config: Config, group: ModelGroup) -> ModelItems:
+def model_items_of(config: Config, group: Any) -> ModelItems:
     """Returns the group of a section: its base prepares items as the model's own folder says."""
-    return ModelItems(group.name, group.step, _base_of(config, group.step))
+    is_alone = group.step.takes == "image" and config.vision is not None and config.vision.images == "none"
+    return ModelItems(group.name, group.step, _base_of(config, group.step), tells=is_alone)
 
 
 def _base_of(config: Config, step: ModelStep) -> Prepares:
@@ -257,21 +270,24 @@ def _known_form(text: str) -> BatchForm:
 
 
 @functools.lru_cache(maxsize=8)
-def prepared_form(base: Prepares) -> BatchForm:
+def prepared_form(base: Any) -> BatchForm:
     """Returns the form in which a model is given what a group prepares."""
     if isinstance(base, TextInputs):
         return base.form
     if isinstance(base, ImageItems):
-        return base.form.form  # type: ignore[union-attr]
+        assert isinstance(base.form, ArrayForm)
+        return base.form.form
+    assert isinstance(base, AudioItems)
     fields = {spec.name: replace(spec, group=base.name) for spec in base.fields()}
     stored = Stored(MODEL, Constants({base.name: base.constants()}), fields, base.name)
-    return base.steps.features.batch(stored)  # type: ignore[attr-defined,no-any-return]
+    return base.steps.features.batch(stored)
 
 
 @functools.lru_cache(maxsize=4)
 def _probed(group: ModelItems) -> tuple[BatchForm, str]:
     """Returns the form of a model's outputs, and how an item alone, again and in a batch differ, in words."""
-    model, prepared = opened_model(group.step), group.probed_items()
+    model = opened_model(group.step)
+    prepared = [values for values in group.base.probed() if "failure" not in values]
     alone, again = ([group._outputs(model, [one])[0] for one in prepared] for _ in range(2))
     together = group._outputs(model, prepared)
     fields = tuple(each for name in model.kept for each in model.form(name, [made[name] for made in alone]))
