@@ -36,7 +36,7 @@ class ModelConfig:
     __pydantic_config__ = STRICT
 
     name: str = field(metadata={"example": '"codes"'})
-    """What the group of its fields is called, in messages and on disk."""
+    """What the group of its fields is called, on disk and in messages; and the one field where `keep` names none."""
     folder: str = field(metadata={"path": True, "hub": True, "example": '"models/mimi"'})
     """Folder with config.json and safetensors, or a model of the Hub at one commit (`owner/name@COMMIT`)."""
     takes: Literal["audio", "image", "text"]

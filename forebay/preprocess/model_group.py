@@ -36,7 +36,7 @@ from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.model.model_step import ModelStep
 from forebay.steps.model.open_model import OpenModel, opened_model, too_large
-from forebay.steps.step import MODEL, Stored
+from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields
 from forebay.store.key import digest
@@ -168,7 +168,7 @@ class ModelItems:
             part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
             batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
             with span(FEATURES):
-                outputs = model.made(batch, [rows[place] for place in places])
+                outputs = model.made(batch, _own_rows(form, batch, [rows[place] for place in places]))
             found |= zip(places, outputs, strict=True)
         return [found[place] for place in range(len(prepared))]
 
@@ -232,12 +232,21 @@ class ModelItems:
 
 
 _STEPS_GUESSED = 100
+"""Of an output that grows, where nothing says how long it is."""
+
+
+def _own_rows(form: BatchForm, batch: Batch, rows: list[int]) -> list[int]:
+    """Returns how many rows of a batch are each item's own: those that its mask marks. rows: where there is none."""
+    mask = next((each.name for each in form.fields if each.mask_of == form.main.name and len(each.shape) == 1), None)
+    return rows if mask is None else batch[mask].sum(dim=1).tolist()
 
 
 def model_items_of(config: Config, group: Any) -> ModelItems:
     """Returns the group of a section: its base prepares items as the model's own folder says."""
-    is_alone = group.step.takes == "image" and config.vision is not None and config.vision.images == "none"
-    return ModelItems(group.name, group.step, _base_of(config, group.step), tells=is_alone)
+    of_images = [model.name for model in config.model if model.takes == "image"]
+    stores_none = config.vision is not None and config.vision.images == "none"
+    tells = stores_none and group.name in of_images[:1]
+    return ModelItems(group.name, group.step, _base_of(config, group.step), tells=tells)
 
 
 def _base_of(config: Config, step: ModelStep) -> Prepares:

@@ -20,8 +20,8 @@ Steps = Callable[[Any, int], int]
 class Family:
     """How a kind of model is used. loader: the class of transformers, or diffusers, that opens the folder.
 
-    part: the attribute that is the model proper. output: what is stored, under `name`. steps: None where outputs are
-    of one length. layered: the call takes `output_hidden_states`. args: what `[[model]] args` may set of the call.
+    part: the attribute that is the model proper. output: what is stored. steps: None where outputs are of one length.
+    layered: the call takes `output_hidden_states`. args: what `[[model]] args` may set of the call.
     """
 
     takes: Group
@@ -29,7 +29,6 @@ class Family:
     part: str = ""
     call: str = "forward"
     output: str = "last_hidden_state"
-    name: str = "states"
     steps: Steps | None = None
     batch: int = 8
     layered: bool = True
@@ -60,7 +59,6 @@ def _codec(*args: str) -> Family:
         takes="audio",
         call="encode",
         output="audio_codes",
-        name="codes",
         steps=by_hop,
         batch=1,  # codes near the end of a clip move with what stands behind it
         layered=False,
@@ -68,7 +66,8 @@ def _codec(*args: str) -> Family:
     )
 
 
-_WAVES = Family(takes="audio", steps=by_convolutions)
+# Of most of these the first norm goes over all of a batch, padding too.
+_WAVES = Family(takes="audio", steps=by_convolutions, batch=1)
 _TEXTS = Family(takes="text", steps=as_many, batch=32)
 _IMAGES = Family(takes="image", batch=16)
 FAMILIES: Mapping[str, tuple[Family, ...]] = {

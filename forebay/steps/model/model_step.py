@@ -87,7 +87,7 @@ class ModelStep(ItemStep):
     def outputs(self, family: Family) -> dict[str, KeptOutput]:
         """Returns the outputs that are kept, by field."""
         if self.keep is None:
-            return {f"{self.label}" if family.name == "codes" else family.name: KeptOutput(output=family.output)}
+            return {self.label: KeptOutput(output=family.output)}
         return {name: KeptOutput(output=output, dtype=dtype) for name, output, dtype in self.keep}  # type: ignore[arg-type]
 
     def arguments(self, family: Family) -> dict[str, Any]:
