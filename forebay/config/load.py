@@ -280,17 +280,19 @@ def _locate(place: Sequence[str | int]) -> tuple[list[str], Any]:
     names: list[str] = []
     owner: Any = Config
     options: list[Any] = [Config]
-    is_open = False
+    is_open = is_key = False
     for part in place:
         if len(options) > 1:
             options = [KINDS[str(part)]]
-        elif isinstance(part, int):
+        elif isinstance(part, int) or is_key:
             names.append(str(part))
+            is_key = False
         elif options:
             owner = options[0]
             names.append(part)
             hint = _hints(owner).get(part)
             options, is_open = _dataclasses_in(hint), "dict[" in str(hint)
+            is_key = is_open and bool(options)
         elif is_open:
             names.append(part)
     return names, owner

@@ -172,6 +172,8 @@ def explain_lines(document: Mapping[str, Any], *, with_nearest: bool) -> Iterato
     yield f"recipe key: {document['recipe_key']}"
     yield f"cache:      {document['cache'] or 'none'}{' (sealed)' if document['sealed'] else ''}"
     nearest = document["nearest"]
+    for name, digest in document["models"].items():
+        yield f'model:      {name}: digest = "{digest}"'
     if with_nearest:
         for group, promise in document["promises"].items():
             yield f"batches:    {group}: {printable(promise)}"
@@ -208,5 +210,6 @@ def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:
         "cache": lookup.found.place if lookup.found is not None else None,
         "sealed": lookup.found is not None,
         "nearest": nearest,
+        "models": {group.name: group.step.digest for group in recipe.models},
         "promises": {} if lookup.found is None else promises(lookup.found.metadata.get("constants") or {}),
     }

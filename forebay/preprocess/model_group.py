@@ -301,7 +301,7 @@ def _probed(group: ModelItems) -> tuple[BatchForm, str]:
     together = group._outputs(model, prepared)
     fields = tuple(each for name in model.kept for each in model.form(name, [made[name] for made in alone]))
     form = BatchForm(made_by=model.made_by, fields=fields, promise=Promise(kind="exact"))
-    return form, _promise(alone, again, together)
+    return form, f"{_promise(alone, again, together)} in batches of {model.batch_size}"
 
 
 def _promise(*runs: Sequence[Mapping[str, Array]]) -> str:

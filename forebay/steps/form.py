@@ -425,7 +425,8 @@ class BatchForm:
 def promises(constants: Mapping[Group, Mapping[str, Any]]) -> dict[Group, str]:
     """Returns what the declared forms of a cache with these constants promise of batches, by group, in words.
 
-    `no promise: ...` where what stands there is no form.
+    Of what a model makes: how far its answer to a sample alone is from that in a batch. `no promise: ...` where what
+    stands there is no form.
     """
     found: dict[Group, str] = {}
     for group, values in constants.items():
@@ -433,7 +434,7 @@ def promises(constants: Mapping[Group, Mapping[str, Any]]) -> dict[Group, str]:
         if declared is not None:
             try:
                 form = BatchForm.from_json(declared)
-                found[group] = f"{form.promise}, by {form.made_by}"
+                found[group] = f"{values.get('model', form.promise)}, by {form.made_by}"
             except ValueError as err:
                 found[group] = f"no promise: {err}"
     return found

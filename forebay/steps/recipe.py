@@ -76,6 +76,11 @@ class Recipe:
         return found if isinstance(found, ImageGroup) else None
 
     @property
+    def models(self) -> tuple[ModelGroup, ...]:
+        """The groups that models make."""
+        return tuple(group for group in self.groups if isinstance(group, ModelGroup))
+
+    @property
     def made_with(self) -> dict[str, str]:
         """Packages that make values, beside forebay's own, and their versions; in no key."""
         return {name: found for group in self.groups for name, found in group.made_with.items()}

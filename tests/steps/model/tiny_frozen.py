@@ -49,17 +49,19 @@ def _encodec() -> tuple[Any, Any]:
 
 
 def _dac() -> tuple[Any, Any]:
-    config = T.DacConfig(
-        encoder_hidden_size=8, decoder_hidden_size=64, n_codebooks=3, codebook_size=64, codebook_dim=4
-    )
+    config = T.DacConfig(encoder_hidden_size=8, decoder_hidden_size=64, n_codebooks=3, codebook_size=64, codebook_dim=4)
     return T.DacModel(config), T.DacFeatureExtractor(sampling_rate=RATE_HZ, hop_length=512)
 
 
 def _xcodec() -> tuple[Any, Any]:
     config = T.XcodecConfig(
         acoustic_model_config=T.DacConfig(
-            encoder_hidden_size=8, decoder_hidden_size=64, codebook_size=64, downsampling_ratios=[4, 5, 8, 2],
-            upsampling_ratios=[4, 5, 8, 2], hidden_size=16,
+            encoder_hidden_size=8,
+            decoder_hidden_size=64,
+            codebook_size=64,
+            downsampling_ratios=[4, 5, 8, 2],
+            upsampling_ratios=[4, 5, 8, 2],
+            hidden_size=16,
         ),
         semantic_model_config=T.HubertConfig(**_SIZES, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2),
         codebook_size=64,
@@ -79,8 +81,17 @@ def _w2v_bert() -> tuple[Any, Any]:
 
 def _whisper() -> tuple[Any, Any]:
     config = T.WhisperConfig(
-        d_model=32, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
-        encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=808, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        vocab_size=808,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
         decoder_start_token_id=3,
     )
     return T.WhisperModel(config), T.WhisperFeatureExtractor()
@@ -111,13 +122,19 @@ def _siglip() -> tuple[Any, Any]:
 
 
 def _dinov2() -> tuple[Any, Any]:
-    config = T.Dinov2Config(**{n: v for n, v in _SIZES.items() if n != "intermediate_size"}, image_size=28, patch_size=14)
-    return T.Dinov2Model(config), T.BitImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    config = T.Dinov2Config(
+        **{n: v for n, v in _SIZES.items() if n != "intermediate_size"}, image_size=28, patch_size=14
+    )
+    return T.Dinov2Model(config), T.BitImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}
+    )
 
 
 def _clip_vision() -> tuple[Any, Any]:
     config = T.CLIPVisionConfig(**_SIZES, image_size=32, patch_size=8)
-    return T.CLIPVisionModel(config), T.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    return T.CLIPVisionModel(config), T.CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
 
 
 def _tokenizer() -> Any:
