@@ -206,7 +206,7 @@ def test_settings_of_a_guide_are_settings(name: str) -> None:
                 continue
             if "features" in fields:
                 demo[section] = {}  # other features have other settings
-            demo.setdefault(section, {}).update(fields)
+            demo[section] = {**demo.get(section, {}), **fields} if isinstance(fields, dict) else fields
         load_config(demo)
     sections = {f.name: get_type_hints(tree.Config)[f.name] for f in dataclasses.fields(tree.Config)}
     known = {name: _fields_of(kind) for name, kind in sections.items()}

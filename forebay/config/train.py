@@ -96,7 +96,7 @@ class TrainConfig:
     """Factor on the learning rate of the input and output embeddings. 0: they do not learn."""
     freeze: tuple[str, ...] = ()
     """Modules that do not learn, for example `["encoder"]`. A name is of every module whose dotted name has all its
-    parts in a row: `encoder` is of `model.encoder` and what is in it. Dropout goes on in them."""
+    parts in a row: `encoder` is of `base.encoder` and what is in it. Dropout goes on in them."""
     lora: LoraConfig | None = None
     """Adapters that learn instead of the model's weights."""
     gradient_checkpointing: bool = False

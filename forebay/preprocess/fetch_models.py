@@ -112,6 +112,8 @@ def _named(config: Config) -> Iterator[tuple[str, Path, bool]]:
         yield "vision.processor", Path(config.vision.processor), False
     if config.audio is not None and (extractor := config.audio.settings.get("extractor")):
         yield "audio.extractor", Path(model_place(str(extractor), Path(config.path).parent)), False
+    for model in config.model:
+        yield f"model.{model.name}.folder", Path(model.folder), True
     if config.train is not None and config.train.model:
         yield "train.model", Path(config.train.model), config.train.init == "pretrained"
 

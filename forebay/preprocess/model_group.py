@@ -52,8 +52,9 @@ Prepares = ItemGroup | TextInputs
 
 @dataclass(frozen=True, slots=True)
 class ModelItems:
-    """What a model makes of the items of a group: an `ItemGroup`. base: prepares them. known: the form as JSON, where
-    a worker found it; empty: it is found here. tells: whether its items stand in no other group.
+    """The outputs of a model for the items of a group: an `ItemGroup`. base: prepares them.
+
+    known: the form as JSON, where a worker found it; empty: it is found here. tells: if prompts are told of its items.
     """
 
     name: Group

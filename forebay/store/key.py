@@ -131,6 +131,8 @@ def content_of(config: Config, row: Mapping[str, Any]) -> str | None:
         return ", ".join(_changed_files(row["wanted"], row["stored"])) or None
     if not (_is_digest(row["wanted"]) and _is_digest(row["stored"])):
         return None
+    if name.startswith("model."):
+        return next((model.folder for model in config.model if name == f"model.{model.name}.digest"), None)
     if name == "audio.digest":
         return _of_step(config)
     if name == "text.tokenizer" and config.text is not None:

@@ -1,4 +1,4 @@
-"""What each family of models is given, how it is called, and which of its outputs is stored where a config names none.
+"""Families of models: how each is opened and called, and which output is stored where a config names none.
 
 A family is found by the `model_type` of config.json, or by diffusers' `_class_name`. A new one is a line of `FAMILIES`.
 """
@@ -17,7 +17,7 @@ Steps = Callable[[Any, int], int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+class FrozenFamily:
     """How a kind of model is used. loader: the class of transformers, or diffusers, that opens the folder.
 
     part: the attribute that is the model proper. output: what is stored. steps: None where outputs are of one length.
@@ -54,8 +54,8 @@ def as_many(model: Any, rows: int) -> int:  # noqa: ARG001
     return rows
 
 
-def _codec(*args: str) -> Family:
-    return Family(
+def _codec(*args: str) -> FrozenFamily:
+    return FrozenFamily(
         takes="audio",
         call="encode",
         output="audio_codes",
@@ -67,19 +67,19 @@ def _codec(*args: str) -> Family:
 
 
 # Of most of these the first norm goes over all of a batch, padding too.
-_WAVES = Family(takes="audio", steps=by_convolutions, batch=1)
-_TEXTS = Family(takes="text", steps=as_many, batch=32)
-_IMAGES = Family(takes="image", batch=16)
-FAMILIES: Mapping[str, tuple[Family, ...]] = {
+_WAVES = FrozenFamily(takes="audio", steps=by_convolutions, batch=1)
+_TEXTS = FrozenFamily(takes="text", steps=as_many, batch=32)
+_IMAGES = FrozenFamily(takes="image", batch=16)
+FAMILIES: Mapping[str, tuple[FrozenFamily, ...]] = {
     "mimi": (_codec("num_quantizers"),),
     "encodec": (_codec("bandwidth"),),
     "dac": (_codec("n_quantizers"),),
     "xcodec": (_codec("bandwidth"),),
     **dict.fromkeys(("hubert", "wav2vec2", "wavlm", "data2vec-audio", "unispeech-sat"), (_WAVES,)),
-    "wav2vec2-bert": (Family(takes="audio", steps=as_many),),
-    "whisper": (Family(takes="audio", part="encoder"),),
+    "wav2vec2-bert": (FrozenFamily(takes="audio", steps=as_many),),
+    "whisper": (FrozenFamily(takes="audio", part="encoder"),),
     **{
-        name: (Family(takes="text", loader=f"{name.upper()}EncoderModel", steps=as_many, batch=32),)
+        name: (FrozenFamily(takes="text", loader=f"{name.upper()}EncoderModel", steps=as_many, batch=32),)
         for name in ("t5", "mt5", "umt5")
     },
     **dict.fromkeys(("clip_text_model", "bert", "roberta", "xlm-roberta", "qwen2", "qwen3", "llama"), (_TEXTS,)),
@@ -87,8 +87,8 @@ FAMILIES: Mapping[str, tuple[Family, ...]] = {
     **dict.fromkeys(
         ("clip", "siglip"),
         (
-            Family(takes="image", part="vision_model", batch=16),
-            Family(takes="text", part="text_model", steps=as_many, batch=32),
+            FrozenFamily(takes="image", part="vision_model", batch=16),
+            FrozenFamily(takes="text", part="text_model", steps=as_many, batch=32),
         ),
     ),
 }

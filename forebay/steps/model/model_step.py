@@ -15,7 +15,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import form_of
 from forebay.steps.form import BatchForm
-from forebay.steps.model.frozen_families import FAMILIES, Family
+from forebay.steps.model.frozen_families import FAMILIES, FrozenFamily
 from forebay.steps.step import MODEL, ItemStep, Stored
 from forebay.store.layout import Group
 from forebay.store.memo import Memo
@@ -69,7 +69,7 @@ class ModelStep(ItemStep):
         """Returns what the recipe key says of the step: all but the batch, within whose promise the values stay."""
         return {name: value for name, value in self.compared().items() if name != "batch_size"}
 
-    def family(self) -> Family:
+    def family(self) -> FrozenFamily:
         """Returns how the model is used, by its config.json. Raises ConfigError for one that is not known."""
         path = Path(self.folder) / "config.json"
         document = _document(path, self.label)
@@ -80,23 +80,23 @@ class ModelStep(ItemStep):
             raise ConfigError(
                 f"model.{self.label}: {path} is of {named!r}, and models that take {self.takes} are "
                 f"{', '.join(known)}; or name a class of your own",
-                code="FB145",
+                code="FB147",
             )
         return found[0]
 
-    def outputs(self, family: Family) -> dict[str, KeptOutput]:
+    def outputs(self, family: FrozenFamily) -> dict[str, KeptOutput]:
         """Returns the outputs that are kept, by field."""
         if self.keep is None:
             return {self.label: KeptOutput(output=family.output)}
         return {name: KeptOutput(output=output, dtype=dtype) for name, output, dtype in self.keep}  # type: ignore[arg-type]
 
-    def arguments(self, family: Family) -> dict[str, Any]:
+    def arguments(self, family: FrozenFamily) -> dict[str, Any]:
         """Returns the arguments of the call. Raises ConfigError for one that the family's call has not."""
         given: dict[str, Any] = json.loads(self.args)
         if unknown := sorted(given.keys() - family.args):
             takes = f"wanted {' or '.join(sorted(family.args))}" if family.args else "it takes none"
             raise ConfigError(
-                f"model.{self.label}.args: {unknown[0]} is no argument of {family.call} here; {takes}", code="FB145"
+                f"model.{self.label}.args: {unknown[0]} is no argument of {family.call} here; {takes}", code="FB147"
             )
         return given
 
@@ -114,14 +114,14 @@ def _digest_of(model: ModelConfig, config: Config) -> str:
         raise ConfigError(
             f"model.{model.name}.folder: {folder} is no folder; name one with config.json and safetensors; where only "
             f"training reads the cache, set digest to what forebay key prints{hub_advice(folder, 'model')}",
-            code="FB145",
+            code="FB147",
         )
     found = folder_digest(folder, Memo.of(config), with_tokenizer=model.takes == "text", label=model.name)
     if model.digest not in (None, found):
         raise ConfigError(
             f"model.{model.name}: digest is {str(model.digest)[:16]}, and {folder} has {found[:16]}; correct one "
             "of them",
-            code="FB145",
+            code="FB147",
         )
     return found
 
@@ -136,7 +136,7 @@ def folder_digest(folder: Path, memo: Memo, *, with_tokenizer: bool, label: str)
     if not weights:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
         why = "has pickled weights alone, which run code; save them as safetensors" if pickled else "has no weights"
-        raise ConfigError(f"model.{label}.folder: {folder} {why} (*.safetensors)", code="FB145")
+        raise ConfigError(f"model.{label}.folder: {folder} {why} (*.safetensors)", code="FB147")
     named = [folder / name for name in _DOCUMENTS if (folder / name).is_file()]
     tokens = tokenizer_files(folder) if with_tokenizer else []
     paths = sorted({*weights, *named, *tokens})
@@ -150,12 +150,12 @@ def _document(path: Path, label: str) -> Mapping[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except OSError as err:
-        raise ConfigError(f"model.{label}: cannot read {path}: {err.strerror}", code="FB145") from err
+        raise ConfigError(f"model.{label}: cannot read {path}: {err.strerror}", code="FB147") from err
     except (ValueError, RecursionError) as err:
-        raise ConfigError(f"model.{label}: {path} is no JSON: {err}", code="FB145") from err
+        raise ConfigError(f"model.{label}: {path} is no JSON: {err}", code="FB147") from err
     if not isinstance(document, dict) or "auto_map" in document:
         raise ConfigError(
             f"model.{label}: {path} names code of its own (auto_map), and forebay runs no code of a folder",
-            code="FB145",
+            code="FB147",
         )
     return document

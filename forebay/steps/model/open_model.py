@@ -19,13 +19,14 @@ from forebay.config.frozen_models import KeptOutput
 from forebay.errors import BuildError, ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.form import FieldForm
-from forebay.steps.model.frozen_families import Family
+from forebay.steps.model.frozen_families import FrozenFamily
 from forebay.steps.model.model_step import ModelStep
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
 
 _CODES = "audio_codes"
-_STATES, _MEAN = "last_hidden_state", "mean"
+_STATES = "last_hidden_state"
+_MEAN = "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class OpenModel:
     """A model, what it is called with, and what is kept."""
 
     step: ModelStep
-    family: Family
+    family: FrozenFamily
     model: Any
     kept: Mapping[str, KeptOutput]
     arguments: Mapping[str, Any]
@@ -54,7 +55,7 @@ class OpenModel:
         if family.layered and (step.layer is not None):
             arguments["output_hidden_states"] = True
         elif step.layer is not None:
-            raise ConfigError(f"model.{step.label}.layer: {family.call} gives no layers; leave it out", code="FB145")
+            raise ConfigError(f"model.{step.label}.layer: {family.call} gives no layers; leave it out", code="FB147")
         return cls(step, family, model.to(device).eval(), kept, arguments, torch.device(device))
 
     @property
@@ -96,7 +97,7 @@ class OpenModel:
             raise BuildError(
                 f"model.{self.step.label}: {output} has {values.shape[1]} steps for {max(steps)} that are expected; "
                 "this is a fault of forebay's table of families",
-                code="FB145",
+                code="FB147",
             )
         parts = [row if end is None else row[:end] for row, end in zip(values, own, strict=True)]
         if output == _MEAN:
@@ -111,7 +112,7 @@ class OpenModel:
             has = ", ".join(sorted(key for key, value in answer.items() if isinstance(value, torch.Tensor)))
             raise ConfigError(
                 f"model.{self.step.label}.keep: {self.made_by} gives no {name}; it gives {has or 'one tensor'}",
-                code="FB145",
+                code="FB147",
             )
         return found
 
@@ -135,7 +136,7 @@ def opened_model(step: ModelStep, device: str = "cpu") -> OpenModel:
     return OpenModel.of(step, device)
 
 
-def _loaded(step: ModelStep, family: Family) -> Any:
+def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
     import transformers
     from safetensors import SafetensorError
 
@@ -145,12 +146,12 @@ def _loaded(step: ModelStep, family: Family) -> Any:
             getattr(transformers, family.loader), folder, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
-        raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB145") from err
+        raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB147") from err
     if missing := sorted(info["missing_keys"]):
         raise ConfigError(
             f"model.{step.label}.folder: {folder} lacks {len(missing)} weights of {type(whole).__name__}, "
             f"{missing[0]} among them: its values would be random; name the folder of the whole model",
-            code="FB145",
+            code="FB147",
         )
     return functools.reduce(getattr, filter(None, family.part.split(".")), whole)
 

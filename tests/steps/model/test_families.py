@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,11 @@ PHOTOS = SPEECH.replace("jsonl", "folder", 1).replace("rows.jsonl", "photos") + 
 
 
 @pytest.fixture(scope="module")
-def speech(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Corpus, Cache]]:
+def speech(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Cache]:
     corpus = Corpus(tmp_path_factory.mktemp("speech"), *AUDIO, *TEXT)
-    batches = {name: 'keep = {bert = {output = "mean", dtype = "float32"}}' for name in ("bert",)}
-    sections = [section(name, "audio") for name in AUDIO] + [section(n, "text", batches.get(n, "")) for n in TEXT]
-    yield corpus, corpus.cache(SPEECH + "".join(sections))
+    more = {"bert": 'keep = {bert = {output = "mean", dtype = "float32"}}'}
+    sections = [section(name, "audio") for name in AUDIO] + [section(n, "text", more.get(n, "")) for n in TEXT]
+    return corpus, corpus.cache(SPEECH + "".join(sections))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def of_sample(cache: Cache, name: str, index: int) -> Any:
 
 
 def heard(folder: Path, name: str, clip: Any) -> Any:
-    """What transformers makes of a clip alone: codes [frames, codebooks], or states [steps, size]."""
+    """Returns the answer of transformers to a clip alone: codes [frames, codebooks], or states [steps, size]."""
     inputs = T.AutoFeatureExtractor.from_pretrained(folder)(clip, sampling_rate=RATE_HZ, return_tensors="pt")
     with torch.inference_mode():
         model = T.AutoModel.from_pretrained(folder).eval()
@@ -148,9 +147,11 @@ def test_batches_have_outputs_and_masks(speech: tuple[Corpus, Cache]) -> None:
     loader.set_epoch(0)
     for batch in loader:
         rows = len(batch["mimi"])
-        assert batch["mimi"].shape[2] == 4 and batch["mimi"].dtype == torch.int64
+        assert batch["mimi"].shape[2] == 4
+        assert batch["mimi"].dtype == torch.int64
         assert batch["bert"].shape == (rows, 32)
-        assert batch["whisper"].shape == (rows, 1500, 32) and "whisper_mask" not in batch
+        assert batch["whisper"].shape == (rows, 1500, 32)
+        assert "whisper_mask" not in batch
         assert batch["t5_mask"].sum() == sum((batch["t5"] != 0).any(dim=2).sum(dim=1))
     assert {name: values["model"] for name, values in cache.constants.groups.items() if name in ("mimi", "dac")} == {
         "mimi": "equal in batches of 1",

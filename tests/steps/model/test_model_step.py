@@ -22,7 +22,6 @@ from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
 from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import SPEECH, Corpus, section
-from tests.steps.model.tiny_frozen import save_tiny
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def built(corpus: Corpus, *sections: str) -> tuple[BuildReport, Cache]:
 CODES, WORDS = section("dac", "audio"), section("t5", "text")
 
 
-def edit_weights(folder: Path, change: Callable[[torch.Tensor], None]) -> None:
+def edit_weights(folder: Path, change: Callable[[torch.Tensor], object]) -> None:
     path = folder / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     change(next(tensor for name, tensor in sorted(tensors.items()) if tensor.is_floating_point()))
@@ -89,7 +88,7 @@ def test_a_training_node_needs_no_weights(corpus: Corpus, capsys: pytest.Capture
     assert f'model:      dac: digest = "{digest}"' in capsys.readouterr().out
 
     shutil.rmtree(corpus.folder / "dac")
-    with pytest.raises(ConfigError, match="is no folder; name one with config.json and safetensors"):
+    with pytest.raises(ConfigError, match="is no folder; name one with"):
         recipe_of(corpus.config(SPEECH + CODES))
     there = corpus.config(SPEECH + CODES + f'digest = "{digest}"\n[loader]\ncache = "require"\n')
     loader = make_loader(there)
@@ -179,21 +178,21 @@ def test_two_models_of_a_name_are_refused(corpus: Corpus) -> None:
 
 def test_values_that_are_not_finite_cost_their_sample(corpus: Corpus) -> None:
     edit_weights(corpus.folder / "t5", lambda tensor: tensor.fill_(float("inf")))
-    with pytest.raises(ForebayError, match="5 of 5 samples are bad.*not_finite.*states? holds nan|not_finite"):
+    with pytest.raises(ForebayError, match=r"not_finite: model\.t5: t5 holds nan, which float16 does not"):
         built(corpus, WORDS)
 
 
 def test_an_empty_text_costs_its_sample(corpus: Corpus) -> None:
     rows = corpus.folder / "rows.jsonl"
     rows.write_text(rows.read_text().replace("two words", " "))
-    report = build_here(
-        corpus.config(SPEECH + WORDS),
-    )
-    assert report.failed == {"empty_text": 1} or report.excluded == {"empty_text": 1}
+    report, cache = built(corpus, WORDS)
+    assert report.excluded == {"empty_text": 1}
+    assert len(cache) == 4
 
 
 def test_two_outputs_a_layer_and_a_batch(corpus: Corpus) -> None:
-    more = "layer = 1\nbatch = 2\nkeep = {first = {output = 'last_hidden_state', dtype = 'float32'}, one = {output = 'mean'}}"
+    kept = "first = {output = 'last_hidden_state', dtype = 'float32'}, one = {output = 'mean'}"
+    more = f"layer = 1\nbatch = 2\nkeep = {{{kept}}}"
     _, cache = built(corpus, section("t5", "text", more))
     assert {
         name: spec.dtype for name, spec in cache.fields.items() if spec.group == "t5" and spec.role == "tensor"
@@ -215,5 +214,6 @@ def test_on_the_fly_it_is_the_same(corpus: Corpus) -> None:
         loader.set_epoch(0)
         batches.append([{name: value.clone() for name, value in batch.items()} for batch in loader])
     for cached, made in zip(*batches, strict=True):
-        assert torch.equal(cached["dac"], made["dac"]) and torch.equal(cached["dac_mask"], made["dac_mask"])
+        assert torch.equal(cached["dac"], made["dac"])
+        assert torch.equal(cached["dac_mask"], made["dac_mask"])
         torch.testing.assert_close(cached["t5"], made["t5"], atol=2e-3, rtol=2e-3)
