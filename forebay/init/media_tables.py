@@ -40,9 +40,9 @@ from forebay.init.table_head import (
 )
 from forebay.rows.list_rows import check_pieces
 from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
-from forebay.rows.meanings.recordings import ENDS, STARTS
 from forebay.rows.reader import DURATIONS, IMAGE_EXTENSIONS
 from forebay.rows.readers.arrow_files import HfFile
+from forebay.rows.segments import ENDS, STARTS
 from forebay.steps.recipe import load_config
 from forebay.store.source_files import hf_splits
 from forebay.terminal import counted
