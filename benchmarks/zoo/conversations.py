@@ -163,6 +163,8 @@ def outcome_of(name: str, families: tuple[str, ...], folder: Path, group: Group 
     for groups in wanted:
         try:
             _write(cls, name, families, folder, groups)
+            if group == "audio":
+                ConversationSound.facts(ExtractorFolder.read(folder))
             encoder = _encoder(folder, groups)
             return Outcome(name, families, encoder, why, _sound(folder) if group == "audio" else None)
         except (ConfigError, LookupError) as err:

@@ -45,8 +45,16 @@ class ConversationSound(Extractor):
 
     @classmethod
     def facts(cls, found: ExtractorFolder) -> dict[str, Any]:
-        """See `Extractor`."""
-        return {**super(ConversationSound, cls).facts(found), "whole": found.processor_class or found.model_type}
+        """See `Extractor`. Raises ConfigError for a processor whose conversations no chat template writes."""
+        whole = found.processor_class or found.model_type
+        if whole in _WITHOUT_TEMPLATE:
+            raise refused(
+                found.path,
+                f"{whole} has its conversations written by mistral-common (tekken.json), which has no chat template "
+                "and says no places of tokens, so nothing says where an answer begins; take a folder of another model: "
+                "docs/models.md lists them",
+            )
+        return {**super(ConversationSound, cls).facts(found), "whole": whole}
 
     @classmethod
     def native(cls, found: ExtractorFolder, *, dtype: Literal["float16", "float32"]) -> AudioStep | None:
@@ -97,6 +105,7 @@ class ConversationSound(Extractor):
         return folder, SoundPart.of(part, extractor)
 
 
+_WITHOUT_TEMPLATE = frozenset({"VoxtralProcessor", "VoxtralRealtimeProcessor", "voxtral", "voxtral_realtime"})
 _MASKS = {
     "Qwen2AudioProcessor": ("feature_attention_mask", MAX_S),
     "Qwen2_5OmniProcessor": ("feature_attention_mask", MAX_S),
