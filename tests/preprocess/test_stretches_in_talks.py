@@ -20,8 +20,10 @@ import soundfile
 from forebay.cli import main
 from forebay.config import Config
 from forebay.preprocess.build_report import BuildReport
+from forebay.preprocess.decode import decode_audio
 from forebay.rows import media_reader
-from forebay.rows.segments import Bounds, RecordingParts
+from forebay.rows.segments import RecordingParts
+from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.store.cache import Cache, open_cache
 from forebay.train.select import make_loader
 from tests.preprocess.here_pool import build_here
@@ -252,14 +254,43 @@ def test_bad_bounds_cost_their_row_by_a_reason_and_are_named(talks: Talks, tmp_p
     assert "a.wav, 5.50 s to 7.00 s: its recording has 0.50 s of it" in messages["duration_mismatch part 0"]
 
 
-def test_a_stretch_is_named_where_caches_are_looked_into(
-    talks: Talks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_stretches_are_named_and_heard_where_caches_are_looked_into(
+    talks: Talks, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = elsewhere(talks, tmp_path)
     part = {"type": "audio", "audio": "a.wav", "start": 1.0, "end": 2.0, "channel": 0}
-    listed(tmp_path / "data", [row(part, id="x")])
-    built(own.config())
-    for command in (["inspect", "--sample", "0"], ["lint"]):
-        assert main([command[0], str(tmp_path / "config.toml"), *command[1:]]) == 0
-    assert "clip 0: a.wav, 1.00 s to 2.00 s, channel 0" in capsys.readouterr().out
-    assert str(Bounds(1.0, float("nan"))) == "1.00 s to the end"
+    rows = [row(part, {"type": "audio", "path": "d.mp3", "start": 4.5}, id="two"), row(part, id="one")]
+    listed(tmp_path / "data", [*rows, said("no clip", "A.", id="none"), row({"type": "audio", "path": "x"}, id="bad")])
+    cache, _ = built(own.config())
+    monkeypatch.chdir(tmp_path.parent)
+    config = f"{tmp_path.name}/config.toml"
+
+    def inspect(*more: str) -> tuple[int, str]:
+        status = main(["inspect", config, *more])
+        return status, "".join(capsys.readouterr())
+
+    assert "clip 0: a.wav, 1.00 s to 2.00 s, channel 0" in inspect("--sample", "two")[1]
+    assert main(["lint", config]) == 0
+    capsys.readouterr()
+    status, said_then = inspect("--sample", "two", "--wav", f"{tmp_path.name}/x.wav")
+    assert (status, said_then.count("wrote "), "x-1.wav" in said_then) == (0, 2, True)
+    inspect("--sample", "one", "--wav", f"{tmp_path.name}/y.wav")
+    wanted = decode_audio(
+        (tmp_path / "data" / piece_of(tmp_path / "data", 0, "a.wav", part)).read_bytes(),
+        Decode(sample_rate_hz=16_000, clip_s=None, max_sample_bytes=1 << 28),
+        sample_id="x",
+        want="int16",
+    )
+    (heard,) = Waveform().make([wanted])
+    for name in ("x-0.wav", "y.wav"):
+        assert np.array_equal(soundfile.read(tmp_path / name, dtype="int16")[0], heard["waveform"]), name
+    assert not (tmp_path / "x.wav").exists()
+    assert "sample none of" in inspect("--sample", "none", "--wav", "z.wav")[1]
+    assert "name the config" in "".join(
+        [str(main(["inspect", str(cache.folder), "--sample", "one", "--wav", "z.wav"])), *capsys.readouterr()]
+    )
+    (tmp_path / "data" / "d.mp3").unlink()
+    status, said_then = inspect("--sample", "two", "--wav", f"{tmp_path.name}/z.wav")
+    assert status != 0
+    assert "is not at hand as it was read" in said_then
+    assert not [*tmp_path.glob("z*.wav")]
