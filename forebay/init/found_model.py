@@ -83,6 +83,11 @@ class Model:
     tags: frozenset[str] = frozenset()
 
     @property
+    def hears(self) -> bool:
+        """Whether the folder has a feature extractor."""
+        return sound_document(self.folder) is not None
+
+    @property
     def trains(self) -> bool:
         """Whether `forebay train` knows the model type; of other models it takes the class that config.json names."""
         return self.model_type in TRAINED
@@ -272,6 +277,11 @@ def _task_of(
             if found := _classes_of(table).get(model_type):
                 return Task(name, f"its config.json has model_type {model_type}, {found[0]}")
     return None
+
+
+def is_talker(model_type: str) -> bool:
+    """Whether transformers has a class of a model type that learns conversations over images or clips."""
+    return any(model_type in _classes_of(table) for table in _OF_IMAGES["chat"])
 
 
 def _classes_of(task: str) -> dict[str, tuple[str, ...]]:

@@ -271,6 +271,8 @@ def test_stretches_are_named_and_heard_where_caches_are_looked_into(
 
     assert "clip 0: a.wav, 1.00 s to 2.00 s, channel 0" in inspect("--sample", "two")[1]
     assert main(["lint", config]) == 0
+    assert inspect("--html", f"{tmp_path.name}/p.html")[0] == 0
+    assert "a.wav, 1.00 s to 2.00 s, channel 0" in (tmp_path / "p.html").read_text()
     capsys.readouterr()
     status, said_then = inspect("--sample", "two", "--wav", f"{tmp_path.name}/x.wav")
     assert (status, said_then.count("wrote "), "x-1.wav" in said_then) == (0, 2, True)

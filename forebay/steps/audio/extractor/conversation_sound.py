@@ -80,6 +80,12 @@ class ConversationSound(Extractor):
             )
         return PROBES[self]
 
+    @property
+    def longest_s(self) -> float | None:
+        """See `AudioStep`."""
+        longest = self.probe().longest
+        return None if longest is None else longest / self.rate_hz
+
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         """See `Extractor`. Raises DecodeError `clip_too_long` for a clip of which the processor would drop the end."""
         for waveform in waveforms:
@@ -141,6 +147,11 @@ class ClipMel(LogMel):
         promise = Promise(kind="within", limit=1e-6)
         form = BatchForm(made_by="WhisperFeatureExtractor", fields=(frames, mask), promise=promise)
         return {"n_mels": self.n_mels, "form": form.to_json()}
+
+    @property
+    def longest_s(self) -> float | None:
+        """See `AudioStep`."""
+        return float(self.windows * MAX_S)
 
     def refused(self, num_samples: int) -> DecodeError | None:
         """See `AudioStep`."""
