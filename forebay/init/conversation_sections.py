@@ -81,7 +81,9 @@ class TalkSections(RowMeaning):
         limit, longest = step.longest_s, max(made.found.sounds.seconds, default=0.0)
         if limit is None or longest <= limit or any(name == "max_duration_s" for name, *_ in source.lines):
             return True
-        source.add("max_duration_s", limit, f"the model's processor takes no more; the longest seen has {longest:.1f} s")
+        source.add(
+            "max_duration_s", limit, f"the model's processor takes no more; the longest seen has {longest:.1f} s"
+        )
         source.add("overlong", "drop", "conversations with longer clips are left out, counted and listed")
         return False
 

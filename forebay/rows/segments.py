@@ -40,6 +40,8 @@ BOUNDS = frozenset(form for name in STARTS + ENDS for form in (name, name.capita
 """Columns that say where in its recording a row begins or ends."""
 STRETCH = ("start", "end", "channel", "duration")
 """Fields that say which stretch of its recording a clip of a conversation is."""
+_LATEST_S = 1e9
+"""No recording is as long, and samples of more seconds may be no number."""
 _SAME_S = 0.002
 """An end, and start and duration, are rounded each by itself."""
 
@@ -53,7 +55,8 @@ class Bounds(NamedTuple):
 
     def frames(self, rate_hz: int) -> tuple[int, int | None]:
         """Returns the first sample and the one behind the last, None for the end of the recording."""
-        return round(self.start_s * rate_hz), None if math.isnan(self.end_s) else round(self.end_s * rate_hz)
+        start, end = (min(seconds, _LATEST_S) * rate_hz for seconds in (self.start_s, self.end_s))
+        return round(start), None if math.isnan(self.end_s) else round(end)
 
     def samples_of(self, num_samples: int, rate_hz: int) -> int:
         """Returns how many samples of a recording of so many lie in it; 0 where it begins behind their end."""

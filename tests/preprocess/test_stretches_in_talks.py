@@ -218,7 +218,7 @@ BAD: Mapping[str, Sequence[Mapping[str, Any]]] = {
     ],
     "two_values": [{"start": 1.0, "end": 2.0, "duration": 3.0}],
     "no_such_channel": [{"channel": 2, "end": 1.0}, {"start": 1.0, "end": 2.0, "channel": 7}],
-    "segment_past_end": [{"start": 6.0}, {"start": 7.0, "end": 8.0}],
+    "segment_past_end": [{"start": 6.0}, {"start": 7.0, "end": 8.0}, {"start": 1e308}, {"start": 9, "end": 1e308}],
     "duration_mismatch": [{"start": 5.5, "end": 7.0}],
     "clip_too_long": [{"start": 1.0}],
 }
