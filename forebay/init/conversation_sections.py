@@ -14,7 +14,7 @@ from forebay.init.questions import Chooser, column_of, columns_of
 from forebay.init.table_head import LikelyColumn, TableHead, clips_of_row, images_of_row, named_in
 from forebay.rows.meanings.canonical_chat import NAMED_BY
 from forebay.rows.segments import STRETCH
-from forebay.steps.audio.extractor.extractor_step import Extractor
+from forebay.steps.audio.extractor.conversation_sound import ClipMel, ConversationSound
 from forebay.steps.recipe import Recipe
 
 _SAME = {"audios": "audio", "conversations": "messages"}
@@ -48,16 +48,12 @@ class TalkSections(RowMeaning):
     is_alone = True
 
     def check(self, model: Model | None) -> None:
-        if model is None:
+        if model is None or not model.audio or not model.has_tokenizer:
+            given = "" if model is None else f"--model {model.folder} is {kind_of(model)}; "
             raise ConfigError(
-                "clips of conversations are stored as a model's processor makes them; give --model DIR: the folder of "
-                "a model that hears and talks, with its preprocessor_config.json, tokenizer.json and chat template"
-            )
-        if not model.hears or not model.has_tokenizer:
-            lacks = "tokenizer" if model.hears else "feature extractor"
-            raise ConfigError(
-                f"--model {model.folder} is {kind_of(model)} and has no {lacks}, and the data are conversations with "
-                "clips; name the folder of a model that hears and talks (docs/models.md)"
+                f"{given}clips of conversations are stored as a model's processor makes them; give --model DIR: the "
+                "folder of a model that hears and talks, with its preprocessor_config.json, tokenizer.json and chat "
+                "template (docs/models.md lists those that can)"
             )
 
     def sections(self, made: Draft) -> list[Section]:
@@ -73,9 +69,9 @@ class TalkSections(RowMeaning):
         return [audio, *images, text, buckets(found, " of like length", room)]
 
     def try_steps(self, made: Draft, recipe: Recipe) -> bool:
-        assert recipe.audio is not None
-        step, source = recipe.audio.features, made.section("source")
-        if isinstance(step, Extractor):
+        step, source = recipe.audio and recipe.audio.features, made.section("source")
+        assert isinstance(step, ConversationSound | ClipMel)
+        if isinstance(step, ConversationSound):
             made.note_form("audio", step.batch_form())
         recipe.text.step.opened(Path(recipe.text.folder), merge_size=None)
         limit, longest = step.longest_s, max(made.found.sounds.seconds, default=0.0)

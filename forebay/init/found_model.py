@@ -83,11 +83,6 @@ class Model:
     tags: frozenset[str] = frozenset()
 
     @property
-    def hears(self) -> bool:
-        """Whether the folder has a feature extractor."""
-        return sound_document(self.folder) is not None
-
-    @property
     def trains(self) -> bool:
         """Whether `forebay train` knows the model type; of other models it takes the class that config.json names."""
         return self.model_type in TRAINED

@@ -218,11 +218,9 @@ def _sounds(
             f"--wav: {cache.place} keeps features of clips alone, and {gone.name} is not at hand as it was read; name "
             "the config where its sources are on this machine, as they were read"
         )
-    numbered = [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(len(clips))]
-    return {
-        place: {"waveform": found[clip.hash]}
-        for place, clip in zip([path] if len(clips) == 1 else numbered, clips, strict=True)
-    }
+    ends = [""] if len(clips) == 1 else [f"-{number}" for number in range(len(clips))]
+    places = [path.with_name(f"{path.stem}{end}{path.suffix}") for end in ends]
+    return {place: {"waveform": found[clip.hash]} for place, clip in zip(places, clips, strict=True)}
 
 
 def _cache_lines(facts: dict[str, Any], sample: Sample | None) -> Iterator[str]:

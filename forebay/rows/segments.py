@@ -42,7 +42,7 @@ STRETCH = ("start", "end", "channel", "duration")
 """Fields that say which stretch of its recording a clip of a conversation is."""
 _LATEST_S = 1e9
 """No recording is as long, and samples of more seconds may be no number."""
-_SAME_S = 0.002
+_SAME_S = 0.02
 """An end, and start and duration, are rounded each by itself."""
 
 

@@ -210,11 +210,6 @@ class AudioStep(ItemStep):
         """Returns the fields of clips that passed `check`, about 2^20 samples a call."""
         raise NotImplementedError
 
-    @property
-    def longest_s(self) -> float | None:
-        """The most seconds of a clip that it makes; None where clips may have any length, or nobody has looked."""
-        return None
-
     def refused(self, num_samples: int) -> DecodeError | None:  # noqa: ARG002
         """Returns why no clip of so many samples is made, as far as nothing has to be loaded to know it."""
         return None

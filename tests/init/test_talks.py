@@ -114,7 +114,7 @@ def test_images_beside_clips_and_clips_that_are_too_long(
     ("arguments", "why"),
     [
         ([], "give --model DIR: the folder of a model that hears and talks"),
-        (["--model", QWEN3_VL], "has no feature extractor, and the data are conversations with clips"),
+        (["--model", QWEN3_VL], "clips of conversations are stored as a model's processor makes them"),
         (["--model", WHISPER], "WhisperProcessor"),
     ],
 )

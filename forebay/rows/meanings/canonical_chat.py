@@ -400,11 +400,8 @@ def _parts(
             if len(given) > 1:
                 raise JsonError(f"{where}: part {kind} names {' and '.join(sorted(given))}", reason="two_values")
             named = string_of(part, names)
-            yield {
-                "type": kind,
-                **({} if named is None else {kind: named}),
-                **({} if segment is None else {_SEGMENT: segment}),
-            }
+            made = {"type": kind, kind: named, _SEGMENT: segment}
+            yield {name: value for name, value in made.items() if value is not None}
         elif isinstance(kind, str) and kind in (reasons := {**REFUSED_OF_ROW, **forms.refused}):
             raise refusal(reasons[kind], f"{where}: a part is of type {kind}")
         else:

@@ -82,7 +82,7 @@ class ConversationSound(Extractor):
 
     @property
     def longest_s(self) -> float | None:
-        """See `AudioStep`."""
+        """The most seconds of a clip that it makes; None where nothing was cut in the probe."""
         longest = self.probe().longest
         return None if longest is None else longest / self.rate_hz
 
@@ -149,8 +149,8 @@ class ClipMel(LogMel):
         return {"n_mels": self.n_mels, "form": form.to_json()}
 
     @property
-    def longest_s(self) -> float | None:
-        """See `AudioStep`."""
+    def longest_s(self) -> float:
+        """The most seconds of a clip that it makes."""
         return float(self.windows * MAX_S)
 
     def refused(self, num_samples: int) -> DecodeError | None:
