@@ -74,7 +74,7 @@ class RecordingSections(RowMeaning):
         if is_in_part or found.audio:
             size = max(1, min(BATCH_SIZE, found.count // 4 or 1))
             room = ("batch_size", size, "clips a batch; Whisper pads each to 30 s")
-        return [audio, *text, _buckets(found, "", room)]
+        return [audio, *text, buckets(found, "", room)]
 
     def check_rows(self, found: Candidate, config: Config) -> None:
         # Kinds whose rows may be of pieces of recordings, and how many of them are listed to see it.
@@ -136,7 +136,7 @@ class TextSections(RowMeaning):
         assert model.text_prompt is not None
         audio = Section("audio", [("features", "none", "")])
         room = ("batch_tokens", BATCH_TOKENS, "padded tokens a batch")
-        return [audio, *_text(made, model, model.text_prompt), _buckets(made.found, " of like length", room)]
+        return [audio, *_text(made, model, model.text_prompt), buckets(made.found, " of like length", room)]
 
     def trains(self, found: Candidate, model: Model) -> bool:  # noqa: ARG002
         return model.trains and model.audio.get("features") != "extractor"
@@ -204,12 +204,13 @@ def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
     return [section]
 
 
-def _buckets(found: Candidate, which: str, room: Setting) -> Section:
+def buckets(found: Candidate, which: str, room: Setting) -> Section:
+    """Returns `[plan]`. which: samples stand in a bucket; empty: by their durations. room: the setting of a batch."""
     why = f"buckets{which}" if which else "buckets, with the edges that pad these durations least"
-    return Section("plan", [("k", num_buckets(found), why), room, *small_set(found)])
+    return Section("plan", [("k", numbuckets(found), why), room, *small_set(found)])
 
 
-def num_buckets(found: Candidate) -> int:
+def numbuckets(found: Candidate) -> int:
     """Returns how many edges there may be, so that buckets still hold full batches."""
     return max(2, min(32, found.count // 16))
 
@@ -327,7 +328,7 @@ class ImageSections(RowMeaning):
         if (classes := _classes(found, model)) is not None:
             text.add("classes", [*classes], "the model's, in the order of their numbers (id2label of its config.json)")
         if is_chat:
-            batches.add("k", num_buckets(found), "buckets of like length, in tokens")
+            batches.add("k", numbuckets(found), "buckets of like length, in tokens")
         size = max(1, min(BATCH_SIZE if is_chat else 32, found.count // 4 or 1))
         batches.add("batch_size", size, f"{beside.noun} a batch")
         batches.lines += small_set(found)
