@@ -207,10 +207,10 @@ def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
 def buckets(found: Candidate, which: str, room: Setting) -> Section:
     """Returns `[plan]`. which: samples stand in a bucket; empty: by their durations. room: the setting of a batch."""
     why = f"buckets{which}" if which else "buckets, with the edges that pad these durations least"
-    return Section("plan", [("k", numbuckets(found), why), room, *small_set(found)])
+    return Section("plan", [("k", num_buckets(found), why), room, *small_set(found)])
 
 
-def numbuckets(found: Candidate) -> int:
+def num_buckets(found: Candidate) -> int:
     """Returns how many edges there may be, so that buckets still hold full batches."""
     return max(2, min(32, found.count // 16))
 
@@ -328,7 +328,7 @@ class ImageSections(RowMeaning):
         if (classes := _classes(found, model)) is not None:
             text.add("classes", [*classes], "the model's, in the order of their numbers (id2label of its config.json)")
         if is_chat:
-            batches.add("k", numbuckets(found), "buckets of like length, in tokens")
+            batches.add("k", num_buckets(found), "buckets of like length, in tokens")
         size = max(1, min(BATCH_SIZE if is_chat else 32, found.count // 4 or 1))
         batches.add("batch_size", size, f"{beside.noun} a batch")
         batches.lines += small_set(found)

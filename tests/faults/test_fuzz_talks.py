@@ -20,7 +20,6 @@ from forebay.config.data import MEANINGS, SourceColumns
 from forebay.errors import ForebayError
 from forebay.preprocess.audio_group import DurationLimits
 from forebay.preprocess.clip_group import ClipItems
-from forebay.preprocess.group import Items
 from forebay.rows.list_rows import list_rows
 from forebay.rows.manifest import Manifest, meaning_named
 from forebay.rows.media_reader import MediaReader
@@ -120,7 +119,7 @@ def _read(source: SourceConfig) -> Manifest:
     meaning = meaning_named("conversations", MEANINGS["conversations"].of_groups(["audio"]))
     group = ClipItems(_STEPS, DurationLimits.of(source, _DECODE))
     manifest = group.checked(list_rows(source, meaning, cache_root=Path(source.manifest[0]).parents[1] / "root"))
-    items = Items.listed(manifest.rows, "audios", group.table(manifest)).table
+    items = group.items(manifest).table
     rows = group.task_rows(items, manifest.files)
     with MediaReader(manifest.files, max_open=2, max_bytes=source.max_sample_bytes, column="audio") as read:
         made_of = list(group.samples(rows, read))
