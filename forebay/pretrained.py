@@ -58,6 +58,20 @@ def offline() -> Iterator[None]:
             constants.HF_HUB_OFFLINE = _inside.pop() or bool(_inside)
 
 
+@contextlib.contextmanager
+def no_bar() -> Iterator[None]:
+    """Hides transformers' bars: a second bar would have to move the cursor of the terminal."""
+    from transformers.utils import logging as transformers_logging
+
+    was_shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            transformers_logging.enable_progress_bar()
+
+
 def without_dropout(tokenizer: Any) -> None:
     """Makes a fast tokenizer give a text the same tokens each time."""
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)

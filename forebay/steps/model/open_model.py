@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from forebay.store.layout import Array
 _CODES = "audio_codes"
 _STATES = "last_hidden_state"
 _MEAN = "mean"
+_ONE_AT_A_TIME = threading.Lock()
+"""Threads of an uncached loader share a model, and nobody promises that it may be called by several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class OpenModel:
         call = getattr(self.model, self.step.call or self.family.call)
         taken = _taken(call)
         given = {name: self._on_device(value) for name, value in batch.items() if taken is None or name in taken}
-        with torch.inference_mode():
+        with _ONE_AT_A_TIME, torch.inference_mode():
             answer = call(**given, **self.arguments)
             steps = None if self.family.steps is None else [self.family.steps(self.model, n) for n in rows]
             found = {name: self._kept(answer, name, steps) for name in self.kept}
