@@ -21,6 +21,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from forebay.config.tree import Config
 from forebay.plan.cursor import LoaderState
 from forebay.plan.plan_usage import FILE_NAME, Drawn, drawn_classes
+from forebay.pretrained import no_bar
 from forebay.spans import EVALUATION, span
 from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.evaluation.evaluations import Evaluations
