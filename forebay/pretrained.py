@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -70,6 +71,18 @@ def no_bar() -> Iterator[None]:
     finally:
         if was_shown:
             transformers_logging.enable_progress_bar()
+
+
+def kernels_in(document: Any) -> Iterator[str]:
+    """Yields the implementations of attention and the like that a config.json names by a repository, at any depth."""
+    values = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in values:
+        if "_implementation" in str(key) and "/" in json.dumps(value):
+            yield f"{key} = {json.dumps(value)}"
+        else:
+            yield from kernels_in(value)
 
 
 def without_dropout(tokenizer: Any) -> None:
