@@ -10,6 +10,7 @@ import functools
 import inspect
 import platform
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 
 from forebay.config.frozen_models import KeptOutput
 from forebay.errors import BuildError, ConfigError, ForebayError
-from forebay.pretrained import from_folder
+from forebay.pretrained import from_folder, no_bar
 from forebay.steps.form import FieldForm
 from forebay.steps.model.free_memory import free_bytes, weights_bytes
 from forebay.steps.model.frozen_families import FrozenFamily
@@ -33,6 +34,8 @@ from forebay.visible import human_bytes
 _CODES = "audio_codes"
 _STATES = "last_hidden_state"
 _MEAN = "mean"
+_ONE_AT_A_TIME = threading.Lock()
+"""Threads of an uncached loader share a model, and nobody promises that it may be called by several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +53,31 @@ class OpenModel:
     def of(cls, step: ModelStep, device: str = "cpu") -> Self:
         """Returns the model of a step, with its weights on a device.
 
-        Raises ConfigError where transformers, or diffusers, cannot open the folder, and for arguments that the call
+        Raises BuildError where the folder is not what it was when its key was made, and where the weights do not fit;
+        ConfigError where transformers, or diffusers, cannot open the folder, and for arguments that the call
         has not.
         """
         family = step.family()
         kept, arguments = step.outputs(family), step.arguments(family)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        if device != "cpu":  # switches of the whole process, which trains where samples are made on the fly
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+            torch.use_deterministic_algorithms(mode=True, warn_only=True)
         _require_weights(step, device)
         model = _loaded(step, family)
+        step.require_unchanged()
         if family.layered and (step.layer is not None):
             arguments["output_hidden_states"] = True
         elif step.layer is not None:
             raise ConfigError(f"model.{step.label}.layer: {family.call} gives no layers; leave it out", code="FB147")
-        return cls(step, family, model.to(device).eval(), kept, arguments, torch.device(device))
+        if not callable(getattr(model, step.call or family.call, None)):
+            raise ConfigError(
+                f"model.{step.label}.call: {type(model).__name__} has no {step.call}; leave it out for {family.call}",
+                code="FB147",
+            )
+        with at_samples(step, ()):
+            placed = model.to(device).eval()
+        return cls(step, family, placed, kept, arguments, torch.device(device))
 
     @property
     def made_by(self) -> str:
@@ -94,9 +108,9 @@ class OpenModel:
         batch: what the model takes, by name. rows: of each sample, how many rows of the input are its own.
         """
         call = getattr(self.model, self.step.call or self.family.call)
-        taken = _taken(call)
-        given = {name: self._on_device(value) for name, value in batch.items() if taken is None or name in taken}
-        with torch.inference_mode():
+        taken = inspect.signature(call).parameters
+        given = {name: self._on_device(value) for name, value in batch.items() if name in taken}
+        with _ONE_AT_A_TIME, torch.inference_mode():
             answer = call(**given, **self.arguments)
             steps = None if self.family.steps is None else [self.family.steps(self.model, n) for n in rows]
             found = {name: self._kept(answer, name, steps) for name in self.kept}
@@ -211,9 +225,14 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
 
     dtype, folder = getattr(torch, step.dtype), Path(step.folder)
     try:
-        whole, info = from_folder(
-            getattr(transformers, family.loader), folder, dtype=dtype, use_safetensors=True, output_loading_info=True
-        )
+        with no_bar():
+            whole, info = from_folder(
+                getattr(transformers, family.loader),
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
         raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB147") from err
     if missing := sorted(info["missing_keys"]):
@@ -223,16 +242,6 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
             code="FB147",
         )
     return functools.reduce(getattr, filter(None, family.part.split(".")), whole)
-
-
-@functools.cache
-def _taken_by(call: Any) -> frozenset[str] | None:
-    parameters = inspect.signature(call).parameters
-    return frozenset(parameters)
-
-
-def _taken(call: Any) -> frozenset[str] | None:
-    return _taken_by(getattr(call, "__func__", call))
 
 
 def _array(values: torch.Tensor) -> Array:
