@@ -63,7 +63,8 @@ class OpenModel:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
             torch.use_deterministic_algorithms(mode=True, warn_only=True)
-        _require_weights(step, device)
+        with at_samples(step, ()):
+            _require_weights(step, device)
         model = _loaded(step, family)
         step.require_unchanged()
         if family.layered and (step.layer is not None):
