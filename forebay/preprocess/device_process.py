@@ -49,7 +49,7 @@ class ArrayChannel:
         self._own = os.memfd_create("forebay-arrays")
         send_handle(connection, self._own, 0)
         self._theirs = recv_handle(connection)
-        self._out = self._in = memoryview(b"")
+        self._out = self._in = memoryview(bytearray())
 
     def fileno(self) -> int:
         """Returns what `wait` looks at."""
