@@ -66,7 +66,9 @@ def beyond_promise(stored: Mapping[str, Any], here: Mapping[str, Any]) -> str | 
         if len(found) != len(wanted):
             return f"{name} has {len(found)} numbers, and there it had {len(wanted)}"
         if found.dtype.kind == "f":
-            differs, allowed = float(np.abs(found - np.asarray(wanted)).max(initial=0.0)), promise["within"]
+            # In float32, as the promise was measured.
+            between = np.abs(found.astype(np.float32) - np.asarray(wanted, np.float32))
+            differs, allowed = float(between.max(initial=0.0)), promise["within"]
             what = f"differs by {differs:.3g}, and {allowed:.3g} is promised"
         else:
             differs, allowed = int((found != np.asarray(wanted)).sum()), promise["flips"]
