@@ -46,7 +46,7 @@ Ready = list[tuple[OpenModel, dict[str, Any], Sequence[int]]]
 
 
 def _hubert(*, is_tiny: bool) -> tuple[Any, Any]:
-    config = T.HubertConfig(num_hidden_layers=1 if is_tiny else 6)
+    config = T.HubertConfig(num_hidden_layers=1 if is_tiny else 4)
     return T.HubertModel(config), T.Wav2Vec2FeatureExtractor(return_attention_mask=False)
 
 
@@ -57,7 +57,7 @@ def _whisper(*, is_tiny: bool) -> tuple[Any, Any]:
 
 
 def _dac(*, is_tiny: bool) -> tuple[Any, Any]:
-    config = T.DacConfig(encoder_hidden_size=16 if is_tiny else 64, decoder_hidden_size=64)
+    config = T.DacConfig(encoder_hidden_size=16 if is_tiny else 32, decoder_hidden_size=64)
     return T.DacModel(config), T.DacFeatureExtractor(sampling_rate=16_000, hop_length=512)
 
 
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     BENCH_DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as place:
         (folder := Path(place) / "speech").mkdir()
-        data = write_corpus(folder, usual_durations(4 if options.tiny else 48), num_tars=2)
+        data = write_corpus(folder, usual_durations(4 if options.tiny else 12), num_tars=2)
         tasks = tasks_of(Path(place), data, is_tiny=options.tiny)
         document = {
             "machine": machine("numpy", "torch", "transformers"),

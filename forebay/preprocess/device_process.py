@@ -210,8 +210,8 @@ def devices_of(wanted: str | Sequence[str], map_: Map) -> tuple[str, ...]:
         return tuple(found)
     if missing := [name for name in wanted if name not in (*found, CPU)]:
         raise ConfigError(
-            f"run.devices names {missing[0]}, and torch sees {', '.join(found) or 'no CUDA device'} here; name those, "
-            'or set devices = "cpu"',
+            f"run.devices names {missing[0]}, and torch sees {', '.join(found) or 'no CUDA device'} here; set devices "
+            'to "cpu", or leave it out for all that it sees',
             code="FB312",
         )
     return tuple(wanted)
