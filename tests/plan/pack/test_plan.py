@@ -242,11 +242,12 @@ def test_packs_are_the_recorded_ones(settings: dict[str, Any], digest: str) -> N
         ([5, 3], [4, -4], {}, "sample 1 has -4 patches, wanted 0 or more"),
         ([5, 3], [4], {}, r"patches are int64 \[1\], wanted integers \[2\]"),
         ([5, 3], None, {"max_patches": 8}, r"plan\.max_patches needs the patches of every sample"),
+        ([5, 3], [4, 4], {"max_patches": 8, "max_frames": 9}, r"plan\.max_frames needs the frames of every sample"),
         (
             [9000, 10],
             [0, 40],
             {"max_patches": 8},
-            r"none of 2 samples fits into a pack: 1 have more than plan\.seq_len = 8192 tokens, 1 more than "
+            r"none of 2 samples fits into a pack: 1 with more than plan\.seq_len = 8192 tokens, 1 with more than "
             r"plan\.max_patches = 8 patches",
         ),
         (
