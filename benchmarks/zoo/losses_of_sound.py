@@ -106,8 +106,8 @@ WITHOUT = {
 }
 """Why no loss of a class is compared."""
 NOTES = {
-    "Phi4MultimodalProcessor": "beside a longer clip it leaves a frame of a clip's end behind the mask, which its model "
-    "reads; a cache has the clip as it is alone"
+    "Phi4MultimodalProcessor": "beside a longer clip it leaves a frame of a clip's end behind the mask, which its "
+    "model reads; a cache has the clip as it is alone"
 }
 """Why losses of a class differ."""
 
