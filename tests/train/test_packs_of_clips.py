@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import forebay
-from forebay.config import Config
+from forebay.config import Config, PackConfig
 from forebay.errors import ConfigError
+from forebay.measure.batch_search import pack_case
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.steps.audio.w2v_bert import output_frames, w2v_bert_input
 from forebay.steps.text.qwen3_asr_prompt import num_audio_tokens
@@ -236,6 +237,9 @@ def test_talks_are_read_from_a_pack_as_from_batches_of_one(
         monkeypatch.setattr(packed, "_OMNI", ())
         with pytest.raises(ConfigError, match=r"samples have clips and images: Qwen\w+Processor is none of"):
             make_loader(config)
+    assert isinstance(config.plan, PackConfig)
+    with pytest.raises(ConfigError, match="calibrate tries packs of images as patches"):
+        pack_case(cache, config.plan)
 
 
 def _segments(pack: Any, numbers: dict[tuple[int, ...], int]) -> list[tuple[int, slice]]:
