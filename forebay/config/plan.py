@@ -202,7 +202,7 @@ class PackConfig:
                 raise ValueError(f"{name} is {value}, wanted {least} to {2**31 - 1}")
         if self.algorithm == "best_fit_decreasing" and (self.buffer_size or self.budgets):
             raise ValueError(
-                'algorithm = "best_fit_decreasing" packs all samples by tokens: no buffer_size, no max_patches'
+                'algorithm = "best_fit_decreasing" packs all samples by tokens: no buffer_size, max_patches, max_frames'
             )
 
     @property

@@ -185,10 +185,11 @@ def _as_two(sizes: Array, rooms: tuple[int, ...]) -> tuple[Array, tuple[int, ...
 
 def _by_tokens(sizes: Array, rooms: tuple[int, ...], settings: PackConfig, counts: Array) -> Packs | None:
     """Returns the packs of all samples on the histogram of lengths; None if they exceed another budget."""
-    tokens, sums, others = sizes[0].astype(np.int64), sizes.sum(axis=1, dtype=np.int64).tolist(), range(1, len(rooms))
+    sums, others = sizes.sum(axis=1, dtype=np.int64).tolist(), range(1, len(rooms))
     for other in others:
         demand, share = sums[other] * rooms[0], sums[0] * rooms[other]
-        if (sizes[other] * np.int64(rooms[0]) > tokens * rooms[other]).any() and 10 * demand > 9 * share:
+        is_above = sizes[other] * np.int64(rooms[0]) > sizes[0] * np.int64(rooms[other])
+        if is_above.any() and 10 * demand > 9 * share:
             return None  # a mean pack is so near the budget that some are above it
     key = derive_key("forebay packs", settings.pack_seed, "line")
     if settings.algorithm == "best_fit":
