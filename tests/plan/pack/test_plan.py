@@ -292,7 +292,7 @@ def test_lengths_are_flat_integers() -> None:
         ({"seq_len": 0}, "seq_len is 0, wanted 1 to 2147483647"),
         ({"seq_len": 8, "max_patches": 0}, "max_patches is 0, wanted 1 to"),
         ({"seq_len": 8, "buffer_size": -1}, "buffer_size is -1, wanted 0 to"),
-        ({"seq_len": 8, "buffer_size": 4, "algorithm": "best_fit_decreasing"}, "no buffer_size, max_patches, max_frames"),
+        ({"seq_len": 8, "buffer_size": 4, "algorithm": "best_fit_decreasing"}, "no buffer_size, max_patches"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Any, message: str) -> None:
