@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.abc import MetaPathFinder
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -40,7 +39,7 @@ def require_major(package: str, major: int, extra: str, *, what: str) -> None:
         )
 
 
-class _NoPandas(MetaPathFinder):
+class _NoPandas:
     """Makes pandas missing."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
