@@ -41,5 +41,7 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        if gc.get_freeze_count():  # a process of forebay's own, see `forebay.cli.program.main`
+            gc.freeze()
         if is_collecting:
             gc.enable()
