@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -139,9 +140,9 @@ class RowListing:
         results: list[R] = []
         wave = first
         while True:
-            batch = list(itertools.islice(tasks, wave))
-            results += run(batch)
-            is_all = wave is None or len(batch) < wave or len(results) == total
+            before = len(results)
+            results += run([*itertools.islice(tasks, wave)])
+            is_all = wave is None or len(results) < before + wave or len(results) == total
             manifest, rows = judge(results, is_all)
             if manifest is not None:
                 return manifest
@@ -446,9 +447,10 @@ def _located(listing: RowListing) -> Manifest:
     source, lister, named = listing.source, listing.lister, _named(listing)
     free_memory()
     listed = dataclasses.replace(named.manifest, files=stamped(named.manifest.files))
+    named = dataclasses.replace(named, manifest=listed)
     if is_remote(source):
         tell_if_too_large(listed.files)
-    tasks = list(locate_tasks(listed, listing))
+    tasks = iter([*locate_tasks(listed, listing)])  # it drops them when they are done: they hold all paths
 
     def judge(results: Sequence[Located], is_all: bool) -> tuple[Manifest | None, int]:  # noqa: FBT001
         manifest = with_places(listed, results, listing, is_all=is_all)
@@ -464,7 +466,7 @@ def _located(listing: RowListing) -> Manifest:
     all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples
     run = functools.partial(located_of, listing, total=len(listed.files))
     first = None if all_at_once else listing.first_wave
-    manifest = listing.in_waves(iter(tasks), run, judge, first=first, total=len(tasks))
+    manifest = listing.in_waves(tasks, run, judge, first=first, total=operator.length_hint(tasks))
     refuse_pieces(manifest, listing)
     rows = manifest.rows.select([name for name in manifest.rows.column_names if not name.startswith(SPAN)])
     manifest = dataclasses.replace(manifest, rows=listing.meaning.finished(rows, [p.classes for p in named.parts]))

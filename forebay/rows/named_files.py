@@ -25,7 +25,7 @@ from forebay.rows.columns_aside import BLOCK_ROWS
 from forebay.rows.source_table import SourceFiles
 from forebay.rows.string_index import StringIndex, first_rows, hashes_of
 from forebay.store.layout import Array
-from forebay.store.memo import Hashed, Hashing, Memo, Stat, anywhere, hash_now, hexes, stats_of
+from forebay.store.memo import Hashed, Hashing, Memo, Stat, hash_now, hexes, stats_of
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import (
     MIRRORS,
@@ -322,7 +322,7 @@ def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Hashing)
         raise _changed(str(err.filename), "is gone") from err
     for number, now in zip(moved.tolist(), hexes(digests), strict=True):
         _require_content(known[number], now)
-    return stats
+    return known.stats if (stats == known.stats).all() else stats  # most often: memory of one of the two
 
 
 def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
@@ -344,7 +344,8 @@ def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
 
 def are_same(files: SourceFiles, stats: Array, is_there: Array) -> Array:
     """Returns bool [files], whether files have the stat that they had, on whichever machine."""
-    is_same = (anywhere(stats) == anywhere(files.stats)).all(axis=1)
+    devices, known = (np.minimum(each[:, 0], 0) for each in (stats, files.stats))  # see `anywhere`, which copies all
+    is_same = (stats[:, 1:] == files.stats[:, 1:]).all(axis=1) & (devices == known)
     return np.asarray((is_same | ~is_there) & (is_there == files.has_stat))
 
 

@@ -73,6 +73,6 @@ class StringIndex:
             found[is_it] = numbers[at[is_it]]
         chosen = np.flatnonzero(found >= 0)
         is_same = pc.equal(known(found[chosen]), strings.take(pa.array(chosen)))
-        if not pc.all(is_same).as_py():
+        if not pc.all(is_same, min_count=0).as_py():
             return np.asarray(pc.fill_null(pc.index_in(strings, value_set=all_known()), -1)).astype(np.int32)
         return found
