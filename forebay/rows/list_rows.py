@@ -373,10 +373,10 @@ def _meant(listing: RowListing, manifest: Manifest, parts: Sequence[RowPart]) ->
 
 @dataclass(frozen=True)
 class NamedRows:
-    """The rows that manifests name, whose own items are not located yet. parts: of rows that were read by record."""
+    """The rows that manifests name, whose own items are not located yet. classes: as files declare them, see `Sink`."""
 
     manifest: Manifest
-    parts: Sequence[RowPart] = ()
+    classes: Sequence[tuple[str, ...] | None] = ()
     media: Sequence[ListedMedia] = ()
 
 
@@ -423,11 +423,15 @@ def _by_record(listing: RowListing) -> NamedRows:
     manifest = candidate_rows(rows, listing.manifests, places, lists=listing.meaning.facts.lists)
     unused = merged(part.unused for part in parts)
     require_values(manifest.rows, unused, where=", ".join(listing.source.manifests))
+    classes = [part.classes for part in parts]
+    listed = [[(part.group, part.items[each.group]) for part in parts] for each in media]
+    parts.clear()  # all else of them is in the manifest
+    del rows
     files.stamp()
     manifest = dataclasses.replace(manifest, files=files.files, unused=unused)
-    for each in media:
-        each.extend([(part.group, part.items[each.group]) for part in parts])
-    return NamedRows(manifest, parts, media)
+    for each, items in zip(media, listed, strict=True):
+        each.extend(items)
+    return NamedRows(manifest, classes, media)
 
 
 def read_manifest(
@@ -469,7 +473,7 @@ def _located(listing: RowListing) -> Manifest:
     manifest = listing.in_waves(tasks, run, judge, first=first, total=operator.length_hint(tasks))
     refuse_pieces(manifest, listing)
     rows = manifest.rows.select([name for name in manifest.rows.column_names if not name.startswith(SPAN)])
-    manifest = dataclasses.replace(manifest, rows=listing.meaning.finished(rows, [p.classes for p in named.parts]))
+    manifest = dataclasses.replace(manifest, rows=listing.meaning.finished(rows, named.classes))
     if not len(manifest.rows) and not len(manifest.rejected):
         raise ManifestError(
             f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest", code="FB204"

@@ -142,9 +142,8 @@ class NamedFiles:
 
     def stamp(self) -> None:
         """Notes the stat of the files that were added since the last call, before any of them is read."""
-        files = self.files
-        self._parts = [SourceFiles.joined([files[: self._num_stamped], stamped(files[self._num_stamped :])])]
-        self._num_stamped = len(files)
+        self._parts = [stamped(self.files, first=self._num_stamped)]
+        self._num_stamped = len(self)
 
     def _name(self, path: Path, written: str, base: Path) -> str:
         if path.is_relative_to(base):
@@ -271,14 +270,14 @@ def path_stem(written: str) -> str:
     return f"{folder}{slash}{stem}" if dot and stem else written
 
 
-def stamped(files: Sequence[SourceFile]) -> SourceFiles:
-    """Returns the files with their stat as it is now; those that have one keep it.
+def stamped(files: Sequence[SourceFile], *, first: int = 0) -> SourceFiles:
+    """Returns the files from the first on with their stat as it is now; those that have one keep it.
 
     A file that was changed just now could be changed again in the same tick and keep its stat: where there is one, this
     waits for the next tick, once for all of them. One stat a file; of objects of a store its listing.
     """
     found = SourceFiles.of(files)
-    todo = np.flatnonzero(~found.has_stat)
+    todo = first + np.flatnonzero(~found.has_stat[first:])
     if not len(todo):
         return found
     stats, is_there = _stats(found, todo)

@@ -298,10 +298,9 @@ def read_texts(
     matched = _Matched(names, files[number].path, paths, table.problems)
     for row, problem in sorted(matched.problems.items()):
         failures.add(len(names) + row, columns["sample_id"][row].as_py(), *problem)
-    meant = matched.meant != _NO_ROW
     spans = {name: column for name, column in columns.items() if name.startswith(SPAN)}
     rows = {"file": pa.array(matched.meant), "sample_id": columns["sample_id"], "text": columns["text"], **spans}
-    of_table = row_table(rows, num_rows=len(paths)).filter(pa.array(meant))
+    of_table = without_rows(row_table(rows, num_rows=len(paths)), np.flatnonzero(matched.meant == _NO_ROW).tolist())
     of_table = refuse_differing(of_table, lambda recording, _: f"{files[number].path}: {names[recording]}")
     if SEVERAL in of_table.column_names:
         columns[SEVERAL] = pa.array(np.isin(np.arange(len(paths)), of_table["row"].filter(of_table[SEVERAL])))
