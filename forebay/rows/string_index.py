@@ -34,7 +34,7 @@ def first_rows(strings: Any) -> Array:
         return np.arange(len(strings))
     del hashes_sorted
     order = np.argsort(hashes, kind="stable")
-    is_new = np.append([True], hashes[order[1:]] != hashes[order[:-1]])
+    is_new = np.append([True], np.diff(hashes[order]) != 0)
     first = np.empty(len(order), np.int64)
     first[order] = order[is_new][np.cumsum(is_new) - 1]
     again = np.flatnonzero(first != np.arange(len(first)))
