@@ -199,23 +199,20 @@ def command(name: str) -> Callable[[type[C]], type[C]]:
     return made
 
 
-@functools.cache
-def _with_fields(name: str) -> type[Command]:
-    return dataclass(kw_only=True)(COMMANDS[name])
-
-
 def add_command(commands: Any, name: str, *, has_options: bool) -> None:
     """Adds the parser of a command; `command` of what it parses is the class, for `command_of`.
 
     Its help says the docstring of the class, as in the middle of a sentence. has_options: else it parses nothing yet,
     since the options of all commands take a tenth of a small one.
     """
-    summary = " ".join(str(COMMANDS[name].__doc__).split()).removesuffix(".")
+    cls = COMMANDS[name]
+    summary = " ".join(str(cls.__doc__).split()).removesuffix(".")
     summary = summary if summary[1].isupper() else summary[0].lower() + summary[1:]
     parser: argparse.ArgumentParser = commands.add_parser(name.split()[-1], help=summary, description=summary)
     if not has_options:
         return
-    cls = _with_fields(name)
+    if "__dataclass_fields__" not in vars(cls):
+        dataclass(kw_only=True)(cls)
     parser.set_defaults(command=cls)
 
     @functools.cache

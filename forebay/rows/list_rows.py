@@ -426,7 +426,6 @@ def _by_record(listing: RowListing) -> NamedRows:
     classes = [part.classes for part in parts]
     listed = [[(part.group, part.items[each.group]) for part in parts] for each in media]
     parts.clear()  # all else of them is in the manifest
-    del rows
     files.stamp()
     manifest = dataclasses.replace(manifest, files=files.files, unused=unused)
     for each, items in zip(media, listed, strict=True):

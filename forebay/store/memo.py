@@ -189,8 +189,9 @@ class Memo:
         return buffer.getvalue()
 
     def forget(self) -> None:
-        """Gives its memory back: it knows nothing any more, and reads again what it is asked for."""
-        self._records, self._places, self._order = self._records[:0].copy(), self._places[:0], self._order[:0]
+        """Gives its memory back: it knows nothing any more, and takes its file in again before it is written."""
+        self._records, self._saved = np.zeros(0, _RECORD), None
+        self._places, self._order = np.zeros(0, np.uint64), np.zeros(0, np.int64)
 
     def _find(self, stats: Array) -> tuple[Array, Array]:
         """Returns where the entries of stats are, int64 [stats], and bool [stats], whether there are any."""

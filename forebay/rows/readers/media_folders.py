@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -355,22 +355,17 @@ class _Matched:
             self.problems[row] = "repeated_row", f"{where}{row + 1}: {said}"
 
 
-def _bare(names: Any) -> Any:
-    return pc.replace_substring_regex(names, r"\A.*/", "")
-
-
 def _meant_by(written: Any, names: pa.Array) -> tuple[Array, list[tuple[int, str, str]]]:
     """Returns which recording each name means, int64, and the first name that may mean several, with two of these.
 
     A path goes before the bare name of a file, and a name with its extension before one without.
     """
+    files = pc.replace_substring_regex(names, r"\A.*/", "")
     meant, doubtful = np.full(len(written), _NO_ROW, np.int64), list[tuple[int, str, str]]()
-    forms: tuple[Callable[[Any], Any], ...] = (lambda each: each, _stems, _bare, lambda each: _stems(_bare(each)))
-    for formed in forms:
+    for form in (names, _stems(names), files, _stems(files)):
         left = np.flatnonzero(meant == _NO_ROW)
         if not len(left):
             break
-        form = formed(names)
         first = first_rows(pa.chunked_array([form, *chunks_of(written.take(pa.array(left)))]))
         found, is_first = first[len(form) :], first[: len(form)] == np.arange(len(form))
         is_here = found < len(form)
