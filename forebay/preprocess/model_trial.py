@@ -137,7 +137,13 @@ class ModelTrials:
     run: Callable[[TryModel, Iterator[ShardTask]], Iterator[tuple[ShardTask, Tried]]]
 
     def require_room(self) -> None:
-        """Raises BuildError for a model whose longest batch does not fit into memory."""
+        """Raises BuildError for a model whose longest batch does not fit into memory, or whose arrays not on the disk.
+
+        Those whose size the form says; of others a dry run tells.
+        """
+        fixed = [group for group in self._groups() if not group.form.main.grows]
+        items = {group.name: self.listing.items[group.name].table.slice(0, 1) for group in fixed}
+        require_disk(self.config, sum(group.estimate_bytes(items[group.name]) * self._rows(group) for group in fixed))
         self._tried(_longest, checks_memory=True)
 
     def costs(self) -> tuple[ModelCost, ...]:
@@ -185,6 +191,9 @@ class ModelTrials:
             max_open_tars=self.config.run.max_open_tars,
         )
 
+    def _rows(self, group: ModelItems) -> int:
+        return sum(cut.rows for cut in self.missing if cut.group == group.name)
+
     @property
     def _workers(self) -> int:
         return self.config.run.num_workers or os.cpu_count() or 1
@@ -192,7 +201,7 @@ class ModelTrials:
     def _cost(self, group: ModelItems, tried: Tried) -> ModelCost:
         count, size = max(1, tried.samples), tried.stored_bytes / max(1, tried.samples)
         of_model, before = tried.model_s / count, tried.prepare_s / count
-        samples = sum(cut.rows for cut in self.missing if cut.group == group.name)
+        samples = self._rows(group)
         beside = max(of_model / len(self.devices), before / self._workers) if self.devices else 0.0
         a_sample_s = beside or (of_model + before) / self._workers
         return ModelCost(

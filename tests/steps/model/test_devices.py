@@ -202,6 +202,38 @@ def test_a_build_goes_on_only_where_numbers_are_within_the_promise(
         _probed.cache_clear()
 
 
+def test_a_later_machine_is_held_to_the_first_one(config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: Any) -> None:
+        raise BuildError("stopped")
+
+    def another(*outputs: Any) -> Any:
+        return {name: [value + 1 for value in values] for name, values in sample_of(*outputs).items()}
+
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.preprocess.model_trial.ModelTrials.require_room", stop)
+        with pytest.raises(BuildError, match="stopped"):
+            build_here(config(WORDS))
+    _probed.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.preprocess.model_group.sample_of", another)
+        with pytest.raises(BuildError, match=r"t5 differs by 1, .* where the build began"):
+            build_here(config(WORDS))
+    _probed.cache_clear()
+    assert build_here(config(WORDS)).sealed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA; its twin on the CPU stands first")
+def test_a_gpu_makes_the_same_bytes_again(config: Callable[..., Any], tmp_path: Path) -> None:
+    found = []
+    for root in "ab":
+        changed = f'run.cache_root="{tmp_path / root}"', 'run.devices=["cuda:0"]', "run.num_workers=2"
+        cache = open_cache(build(config(CODES + WORDS + SMALL, *changed), Options(progress=False)).cache)
+        found.append(shard_bytes(Path(str(cache.place))))
+        assert "cuda" in cache.metadata["made_with"]
+    assert found[0] == found[1]
+
+
 def test_a_dry_run_says_what_the_whole_costs(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Corpus
 ) -> None:
@@ -216,9 +248,10 @@ def test_a_dry_run_says_what_the_whole_costs(
     assert "model.whisper: 5 samples tried on" in lines
     assert "96 kB a sample, 480 kB for 5" in lines
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(BuildError, match=r"what models give takes about 480 kB, and .* has 1 kB free") as caught:
-        build_here(config(CODES + STATES), dry_run=True)
-    assert caught.value.code == "FB307"
+    for is_dry in (True, False):  # of outputs of one shape the build itself knows it
+        with pytest.raises(BuildError, match=r"what models give takes about 480 kB, and .* has 1 kB free") as caught:
+            build_here(config(CODES + STATES), dry_run=is_dry)
+        assert caught.value.code == "FB307"
 
 
 def test_ray_gets_the_gpus_of_tasks_that_run_models(monkeypatch: pytest.MonkeyPatch) -> None:
