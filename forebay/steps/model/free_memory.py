@@ -39,6 +39,7 @@ def _bytes_in(path: Path, float_bytes: int) -> int:
 def free_bytes(device: str) -> int:
     """Returns the memory that a device has left; of the CPU, that of the machine and of this process's cgroups."""
     if device != "cpu":
+        torch.cuda.empty_cache()  # what torch only keeps counts as free
         return int(torch.cuda.mem_get_info(device)[0])
     return min([_field(_PROC / "meminfo", "MemAvailable"), *_left_in_cgroups()])
 
@@ -46,6 +47,7 @@ def free_bytes(device: str) -> int:
 def begin_peak(device: str) -> int:
     """Makes the peak of this process what it takes now, and returns that; 0 where the kernel does not say."""
     if device != "cpu":
+        torch.cuda.empty_cache()  # of a batch that did not fit
         return 0  # a device says by itself when it is full
     with contextlib.suppress(OSError):
         (_PROC / "self/clear_refs").write_text("5")
