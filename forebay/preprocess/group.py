@@ -342,7 +342,7 @@ def values_digest(samples: Iterable[Mapping[str, Any]]) -> str:
 
 NO_TEXT = "no_text"
 """Why a row without a text is left out, where its kind of source needs one."""
-EXCLUDING = frozenset({"empty_text", "label_too_long", "no_phones", NO_TEXT, "too_long", "too_short"})
+EXCLUDING = frozenset({"below_step", "empty_text", "label_too_long", "no_phones", NO_TEXT, "too_long", "too_short"})
 """Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
 
 

@@ -37,11 +37,11 @@ class TargetSizes:
 
     @classmethod
     def possible(cls, areas: Array, *, step: int) -> Self:
-        """Returns all sizes of some areas whose sides are multiples of `step`, none larger than its area."""
+        """Returns all sizes of some areas in steps of `step`: none is larger, and no side could be a step longer."""
         pixels, found = np.unique(np.asarray(areas, np.int64)), []
         for number, area in enumerate(pixels.tolist()):
             sides = ((one, area // one // step * step) for one in range(step, area // step + 1, step))
-            fit = {(a, b) for a, b in sides if b and max(a, b) <= LONGEST * min(a, b)}
+            fit = {(a, b) for a, b in sides if (a + step) * b > area and max(a, b) <= LONGEST * min(a, b)}
             own = sorted({*fit, *((b, a) for a, b in fit)}, key=lambda size: (size[0] / size[1], size))
             found += [(number, *size) for size in own]
         table = np.array(found, np.int64).reshape(-1, 3)
