@@ -18,7 +18,7 @@ SIDES = st.lists(st.tuples(st.integers(64, 600), st.integers(64, 600)), min_size
 
 
 def cropped(sizes: Any, images: list[tuple[int, int]]) -> float:
-    """The share that is cropped of all images, each at the nearest of the sizes of its area: the rule in a plain loop."""
+    """The cropped shares of images together, each at the nearest size of its area: the rule in a plain loop."""
     total = 0.0
     held = {area: [size for size in sizes if area_of(size) == area] for area in AREAS}
     here = [area for area in AREAS if held[area]]
