@@ -56,7 +56,7 @@ def by_convolutions(model: Any, rows: int) -> int:
 
 def by_blocks(document: Mapping[str, Any]) -> int:
     """Returns the pixels of a side to one of a latent of `AutoencoderKL`: each block but the last halves both."""
-    return int(2 ** (len(document["block_out_channels"]) - 1))
+    return int(2 ** (len(document.get("block_out_channels", (64,))) - 1))
 
 
 def as_many(model: Any, rows: int) -> int:  # noqa: ARG001
