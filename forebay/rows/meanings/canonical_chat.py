@@ -198,7 +198,8 @@ def canonical(
     and `answer`; `system`, a message to put first. A content is a string, in which `<image>` and `<audio>` (with a
     newline before and after it) or `<img>name</img>` stand for an item, or parts `{"type": "text", "text"}`,
     `{"type": "image"}` and `{"type": "image", "image": name}`, and so of `audio`, whose name may stand under `path` or
-    `url` too. `LEARNT` of an assistant's message say whether it is learnt, `LEARNT_OF_ROW` of a row whether any is.
+    `url` too, and which may be a stretch, see `stretch_of`. `LEARNT` of an assistant's message say whether it is
+    learnt, `LEARNT_OF_ROW` of a row whether any is.
     items: of each group that a conversation may have, what tags and parts without a name stand for, in order; anything,
     a named part gives its name. A question without a tag has them before it. unknown: the names of all other fields
     that have a value are added to it, as `name`, `messages.name`, `messages.content.name`.

@@ -13,6 +13,7 @@ from forebay.config.frozen_models import KeptOutput, ModelConfig
 from forebay.config.pretrained_folder import hub_advice, is_whole, tokenizer_files
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.pretrained import kernels_in
 from forebay.steps.audio.declared import form_of
 from forebay.steps.form import BatchForm
 from forebay.steps.image.cropped import Cropped
@@ -110,6 +111,8 @@ class ModelStep(ItemStep):
             raise ConfigError(f"{where}: {document.get('model_type', family.loader)} {wanted}", code="FB147")
         if target is None or family.factor is None:
             return
+        if (channels := document.get("in_channels", 3)) != 3:
+            raise ConfigError(f"{where}: its in_channels are {channels!r}, and images have 3", code="FB147")
         factor, sides = family.factor(document), target.size if target.shapes is None else (target.step,)
         if any(side % factor for side in sides):
             name = "size" if target.shapes is None else "step"
@@ -203,6 +206,12 @@ def _document(path: Path, label: str) -> Mapping[str, Any]:
     if not isinstance(document, dict) or "auto_map" in document:
         raise ConfigError(
             f"model.{label}: {path} names code of its own (auto_map), and forebay runs no code of a folder",
+            code="FB147",
+        )
+    if kernels := list(kernels_in(document)):
+        raise ConfigError(
+            f"model.{label}: {path} asks for {kernels[0]!r}, code that transformers would fetch and run; remove that "
+            "entry",
             code="FB147",
         )
     return document

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 
 from forebay.config.frozen_models import KeptOutput
 from forebay.errors import BuildError, ConfigError
-from forebay.pretrained import from_folder
+from forebay.pretrained import from_folder, no_bar
 from forebay.steps.form import FieldForm
 from forebay.steps.model.frozen_families import FrozenFamily
 from forebay.steps.model.model_step import ModelStep
@@ -28,6 +29,8 @@ from forebay.store.layout import Array
 _CODES = "audio_codes"
 _STATES = "last_hidden_state"
 _MEAN = "mean"
+_ONE_AT_A_TIME = threading.Lock()
+"""Threads of an uncached loader share a model, and nobody promises that it may be called by several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ class OpenModel:
             arguments["output_hidden_states"] = True
         elif step.layer is not None:
             raise ConfigError(f"model.{step.label}.layer: {family.call} gives no layers; leave it out", code="FB147")
+        if not callable(getattr(model, step.call or family.call, None)):
+            raise ConfigError(
+                f"model.{step.label}.call: {type(model).__name__} has no {step.call}; leave it out for {family.call}",
+                code="FB147",
+            )
         return cls(step, family, model.to(device).eval(), kept, arguments, torch.device(device))
 
     @property
@@ -75,9 +83,9 @@ class OpenModel:
         batch: what the model takes, by name. rows: of each sample, how many rows of the input are its own.
         """
         call = getattr(self.model, self.step.call or self.family.call)
-        taken = _taken(call)
-        given = {name: self._on_device(value) for name, value in batch.items() if taken is None or name in taken}
-        with torch.inference_mode():
+        taken = inspect.signature(call).parameters
+        given = {name: self._on_device(value) for name, value in batch.items() if name in taken}
+        with _ONE_AT_A_TIME, torch.inference_mode():
             answer = call(**given, **self.arguments)
             steps = None if self.family.steps is None else [self.family.steps(self.model, n) for n in rows]
             found = {name: self._kept(answer, name, steps) for name in self.kept}
@@ -150,7 +158,8 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
     name = "dtype" if family.library == "transformers" else "torch_dtype"
     options: dict[str, Any] = {name: getattr(torch, step.dtype), "use_safetensors": True}
     try:
-        whole, info = from_folder(loader, folder, **options, output_loading_info=True)
+        with no_bar():
+            whole, info = from_folder(loader, folder, **options, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
         raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB147") from err
     if missing := sorted(info["missing_keys"]):
@@ -160,16 +169,6 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
             code="FB147",
         )
     return functools.reduce(getattr, filter(None, family.part.split(".")), whole)
-
-
-@functools.cache
-def _taken_by(call: Any) -> frozenset[str] | None:
-    parameters = inspect.signature(call).parameters
-    return frozenset(parameters)
-
-
-def _taken(call: Any) -> frozenset[str] | None:
-    return _taken_by(getattr(call, "__func__", call))
 
 
 def _array(values: torch.Tensor) -> Array:

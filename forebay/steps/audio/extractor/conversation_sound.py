@@ -6,6 +6,7 @@ audio part alone is made, and stands where an extractor does: the probe and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,12 +60,13 @@ class ConversationSound(Extractor):
     @classmethod
     def native(cls, found: ExtractorFolder, *, dtype: Literal["float16", "float32"]) -> AudioStep | None:
         """See `Extractor`: Whisper's log-mels, with a mask."""
-        named, bins = _MASKS.get(found.processor_class), native_bins(found, of="WhisperProcessor")
-        seconds = None if named is None else found.setting("max_audio_len", named[1])
-        if named is None or bins is None or not isinstance(seconds, int | float) or seconds < MAX_S:
+        mask, bins = _MASKS.get(found.processor_class), native_bins(found, of="WhisperProcessor")
+        longest = _LONGEST_S.get(found.processor_class)
+        seconds = MAX_S if longest is None else found.setting("max_audio_len", longest)
+        if mask is None or bins is None or not (isinstance(seconds, int | float) and MAX_S <= seconds < math.inf):
             return None
         say(str(found.path.parent), found.kind, ClipMel.__name__)
-        return ClipMel(n_mels=128 if bins == 128 else 80, dtype=dtype, mask=named[0], windows=int(seconds // MAX_S))
+        return ClipMel(n_mels=128 if bins == 128 else 80, dtype=dtype, mask=mask, windows=int(seconds // MAX_S))
 
     @classmethod
     def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:  # noqa: ARG003
@@ -113,13 +115,14 @@ class ConversationSound(Extractor):
 
 _WITHOUT_TEMPLATE = frozenset({"VoxtralProcessor", "VoxtralRealtimeProcessor", "voxtral", "voxtral_realtime"})
 _MASKS = {
-    "Qwen2AudioProcessor": ("feature_attention_mask", MAX_S),
-    "Qwen2_5OmniProcessor": ("feature_attention_mask", MAX_S),
-    "GlmAsrProcessor": ("input_features_mask", 655),
-    "AudioFlamingo3Processor": ("input_features_mask", 600),
+    "Qwen2AudioProcessor": "feature_attention_mask",
+    "Qwen2_5OmniProcessor": "feature_attention_mask",
+    "GlmAsrProcessor": "input_features_mask",
+    "AudioFlamingo3Processor": "input_features_mask",
 }
-"""By the processors that pad clips to Whisper's 30 seconds what they call the mask of a clip's frames, and how many
-seconds of a clip they take where their folder does not say it: in windows of 30, each a row of a batch."""
+"""By the processors that pad clips to Whisper's 30 seconds what they call the mask of a clip's frames."""
+_LONGEST_S = {"GlmAsrProcessor": 655, "AudioFlamingo3Processor": 600}
+"""By those that take windows of 30 seconds, each a row of a batch: of how many seconds, unless their folder says it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +161,7 @@ class ClipMel(LogMel):
         longest = self.windows * MAX_SAMPLES
         if num_samples <= longest:
             return None
-        return too_long("WhisperFeatureExtractor", num_samples, longest, self.sample_rate_hz or 1)
+        return too_long("the model's processor", num_samples, longest, self.sample_rate_hz or 1)
 
     def num_frames(self, num_samples: Array) -> Array:
         """See `LogMel`: of all windows."""
