@@ -210,7 +210,7 @@ def _shape_plan(samples: Samples, settings: BucketConfig) -> BucketPlan:
             code="FB504",
         )
     sides, shapes = np.unique(samples.sides, axis=0, return_inverse=True)
-    pairs = sides.reshape(len(sides), -1, 2).tolist()
+    pairs = sides.reshape(len(sides), samples.sides.shape[1] // 2, 2).tolist()
     names = ["+".join(f"{width}x{height}" for height, width in own) for own in pairs]
     return bucket_plan(
         samples.lengths,

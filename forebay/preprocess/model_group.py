@@ -86,12 +86,17 @@ class ModelItems:
 
     @property
     def length_names(self) -> tuple[str, ...]:
-        return (f"num_{self.name}",) if self.cropped is None else tuple(f"{self.name}{side}" for side in SIDES)
+        return tuple(f"{self.name}{side}" for side in SIDES) if self._has_shapes else (f"num_{self.name}",)
 
     @property
     def cropped(self) -> CroppedForm | None:
         """How images are cropped for an autoencoder; None of other models."""
         return self.base.form if isinstance(self.base, CroppedImages) else None
+
+    @property
+    def _has_shapes(self) -> bool:
+        """Whether a sample has one latent, of one of several shapes."""
+        return self.step.target is not None and self.step.target.shapes is not None
 
     @property
     def decoded_name(self) -> str:
@@ -124,7 +129,7 @@ class ModelItems:
         return f"{self.name}_hash"
 
     def lengths(self, shard: Shard) -> Array:
-        if self.cropped is None:
+        if not self._has_shapes:
             return shard.lengths(self.form.main.on_disk)[None]
         values, offsets = shard.column(shape_name(self.form.main.on_disk))
         present, sides = np.diff(offsets) > 0, np.zeros((2, shard.entry.rows), np.int64)
@@ -194,7 +199,7 @@ class ModelItems:
         return None
 
     def listed_lengths(self, items: pa.Table, files: Sequence[SourceFile]) -> dict[str, Array]:  # noqa: ARG002
-        if self.cropped is None:
+        if self.cropped is None or not self._has_shapes:
             return {}
         return dict(zip(self.length_names, self.cropped.sides(items, self.step.factor()), strict=True))
 
