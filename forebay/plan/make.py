@@ -205,8 +205,8 @@ def _shape_plan(samples: Samples, settings: BucketConfig) -> BucketPlan:
     """Returns the plan in which a bucket is a shape: as if its number were the tokens of its samples."""
     if samples.sides is None:
         raise PlanError(
-            "plan.by is of area and aspect, and these samples have no latents of images; add a [[model]] with size, or "
-            "leave plan.by out",
+            "plan.by is of area and aspect, and these samples have no latents of several shapes; set shapes in their "
+            "[[model]], or leave plan.by out",
             code="FB504",
         )
     sides, shapes = np.unique(samples.sides, axis=0, return_inverse=True)

@@ -13,6 +13,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+import transformers
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from hypothesis import given
@@ -24,13 +25,13 @@ from forebay.errors import ForebayError
 from forebay.steps.batch import collate, fresh
 from forebay.steps.form import BatchForm
 from forebay.steps.image.cropped import Cropped
-from forebay.store.cache import Cache
+from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
 from forebay.train.augment.draws import EpochDraws, generator_of
 from forebay.train.augment.latent_draws import LatentDraws
 from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import PHOTOS, Corpus, section
-from tests.steps.model.tiny_frozen import save_vae
+from tests.steps.model.tiny_frozen import save_tiny, save_vae
 
 DEMO = Path(__file__).parents[3] / "demo" / "vision" / "photos"
 NAMES = ("bird", "cat", "coffee", "dogs", "drum", "nuthatch", "brushes")
@@ -213,7 +214,7 @@ def corpus(tmp_path: Path) -> Photos:
     return Photos(tmp_path)
 
 
-FIXED = BATCHES.replace("shapes = 3\n", "")
+FIXED = BATCHES.replace("shapes = 3\n", "").replace('by = ["area", "aspect"]\n', "")
 
 
 def test_a_target_is_in_the_key_of_its_shard(corpus: Photos) -> None:
@@ -234,9 +235,13 @@ def test_a_target_is_in_the_key_of_its_shard(corpus: Photos) -> None:
 def test_an_image_below_a_step_costs_its_sample(corpus: Photos) -> None:
     for size in ((15, 300), (16, 16)):
         Image.new("L", size).save(corpus.folder / "photos" / f"of{size[0]}.png")
-    report = build_here(corpus.config(BATCHES))
+    save_vae(corpus.folder / "other", seed=1)
+    report = build_here(corpus.config(BATCHES + section("other", "image", "size = [32, 64]\nstep = 16")))
     assert report.excluded == {"below_step": 1}
     assert report.num_samples == len(NAMES) + 1
+    cache = open_cache(report.cache)
+    assert {*cache.lengths} == {"num_tokens", "vae_height", "vae_width", "num_other"}
+    assert {cache.read(index)["other_shape"][0].tolist()[1:] == [16, 8] for index in range(len(cache))} == {True}
 
 
 @pytest.mark.parametrize(
@@ -250,6 +255,7 @@ def test_an_image_below_a_step_costs_its_sample(corpus: Photos) -> None:
         ("shapes = 3", "shapes = 1\nareas = [16384, 102400]", "shapes is 1, and these images have 2 areas"),
         ("shapes = 3", "shapes = 3\nareas = [64]", "model.vae: an area of 64 pixels has no size in steps of 16"),
         ('by = ["area", "aspect"]', "", r"the latents have 3 shapes, and a batch has one; set plan.by = \["),
+        ("shapes = 3", "", r"no latents of several shapes; set shapes in their \[\[model\]\]"),
         ('by = ["area", "aspect"]', 'by = ["aspect"]', r"by is \['aspect'\], wanted"),
         ("batch_size = 3\nby", "batch_seconds = 3\nby", "by is of shapes, which have no lengths"),
         ("latent_dist.parameters", "latent_dist.nothing", "gives no latent_dist.nothing"),
@@ -276,6 +282,43 @@ def test_a_form_of_moments_has_two_halves() -> None:
             BatchForm.from_json({"made_by": "X", "promise": promise, "fields": [{**step, "shape": shape}]})
     form = BatchForm.from_json({"made_by": "X", "promise": promise, "fields": [{**step, "shape": [4, 1, 1]}]})
     assert BatchForm.from_json(json.loads(json.dumps(form.to_json()))) == form
+
+
+def test_captions_stand_beside_latents(corpus: Photos) -> None:
+    save_tiny("t5", corpus.folder / "t5")
+    rows = [{"id": name, "image": str(corpus.path(name)), "text": f"a photo of {name}"} for name in NAMES]
+    (corpus.folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    text = BATCHES.replace('"folder"', '"jsonl"', 1).replace('"photos"', '"rows.jsonl"')
+    text = text.replace('prompt = "none"', 'prompt = "plain"\ntokenizer = "t5"') + section("t5", "text")
+    cache = corpus.cache(text)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(corpus.folder / "t5")
+    for batch, ids in batches(corpus, text=text, with_ids=True):
+        wanted = tokenizer([f"a photo of {name}" for name in ids], padding=True, return_tensors="pt")
+        assert torch.equal(batch["input_ids"], wanted["input_ids"])
+        assert torch.equal(batch["t5_mask"], wanted["attention_mask"])
+        assert batch["latents"].shape[:2] == (len(ids), 4)
+    assert cache.groups == ("t5", "vae", "text")
+
+
+def test_a_row_has_several_images_at_one_size(corpus: Photos) -> None:
+    tokenizer = Path(__file__).parents[3] / "demo" / "vision" / "model"
+    rows = []
+    for number in range(3):
+        parts = [{"type": "image", "image": str(corpus.path(name))} for name in NAMES[:number]]
+        said = [{"role": role, "content": [{"type": "text", "text": "so"}]} for role in ("user", "assistant")]
+        said[0]["content"] = [*parts, *said[0]["content"]]
+        rows.append({"id": str(number), "messages": said})
+    (corpus.folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    text = FIXED.replace('"folder"', '"jsonl"', 1).replace('"photos"', '"rows.jsonl"')
+    text = text.replace('prompt = "none"', f'prompt = "chat"\ntokenizer = "{tokenizer}"')
+    text += f'[vision]\nprocessor = "{tokenizer}"\nimages = "processor"\n'
+    cache = corpus.cache(text)
+    assert [len(cache.read(index)["latents"]) for index in range(3)] == [0, 1, 2]
+    ((batch, ids),) = batches(corpus, 'loader.latent="mean"', text=text, with_ids=True)
+    wanted = [value.reshape(8, 16, 16)[:4] for name in ids for value in cache.read(int(name))["latents"]]
+    np.testing.assert_array_equal(batch["latents"], wanted)
+    with pytest.raises(ForebayError, match="sample '2' has 2 images, and images of several sizes"):
+        corpus.cache(text.replace("size = 64", "size = 64\nshapes = 2"))
 
 
 def test_transparent_and_turned_images_are_taken_as_displayed(corpus: Photos) -> None:
