@@ -14,7 +14,7 @@ from forebay.errors import ConfigError, SampleError
 from forebay.preprocess.group import Values, columns_digest, without
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.probe_inputs import probe_images
-from forebay.preprocess.target_sizes import best_sizes, cropped_share
+from forebay.preprocess.target_sizes import TargetSizes, best_sizes, cropped_share
 from forebay.rows.listed_media import flattened
 from forebay.rows.manifest import LISTS, Manifest
 from forebay.spans import FEATURES, span
@@ -55,12 +55,7 @@ class CroppedForm:
         sizes = np.tile(np.array(step.size, np.int64), (len(images), 1))
         if step.shapes is not None and not small.all():
             self._require_one_image(manifest)
-            areas = np.array(step.areas or (step.size[0] * step.size[1],))
-            own = {"step": step.step, "shapes": step.shapes, "least": step.least}
-            try:
-                found = best_sizes(widths[~small], heights[~small], areas=areas, **own)
-            except ConfigError as err:
-                raise ConfigError(f"model.{self.group}: {err}", code="FB147") from err
+            found = self._found(widths[~small], heights[~small])
             sizes[~small] = found.sizes[found.of_images(widths[~small], heights[~small])]
         for place, name in enumerate(self.columns):
             images = images.append_column(name, pa.array(sizes[:, place], pa.int32()))
@@ -73,6 +68,18 @@ class CroppedForm:
             for place in np.flatnonzero(small).tolist()
         }
         return without(replace(manifest, items={**manifest.items, "image": images}), "image", bad)
+
+    def _found(self, widths: Array, heights: Array) -> TargetSizes:
+        """Returns the targets of some images."""
+        step, area = self.step, self.step.size[0] * self.step.size[1]
+        areas = np.array(step.areas or (area,))
+        if isinstance(step.shapes, tuple):
+            return TargetSizes.given(np.array(step.shapes), areas)
+        assert step.shapes is not None
+        try:
+            return best_sizes(widths, heights, areas=areas, step=step.step, shapes=step.shapes, least=step.least)
+        except ConfigError as err:
+            raise ConfigError(f"model.{self.group}: {err}", code="FB147") from err
 
     def _require_one_image(self, manifest: Manifest) -> None:
         offsets, _ = flattened(manifest.rows[LISTS["image"]])

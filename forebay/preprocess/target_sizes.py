@@ -47,6 +47,14 @@ class TargetSizes:
         table = np.array(found, np.int64).reshape(-1, 3)
         return cls(table[:, 1:], table[:, 0], pixels)
 
+    @classmethod
+    def given(cls, sizes: Array, areas: Array) -> Self:
+        """Returns these sizes, integers [targets, 2], each of the nearest of some areas."""
+        pixels, held = np.unique(np.asarray(areas, np.int64)), sizes.astype(np.int64).prod(axis=1)[:, None]
+        numbers = (np.maximum(held, pixels) / np.minimum(held, pixels)).argmin(axis=1)
+        order = np.lexsort((_aspects(sizes), numbers))
+        return cls(sizes[order].astype(np.int64), numbers[order], pixels)
+
     def taken(self, places: Array | list[int]) -> Self:
         """Returns some of the sizes."""
         return type(self)(self.sizes[places], self.areas[places], self.pixels)

@@ -69,6 +69,13 @@ def test_a_size_of_too_few_images_is_left_out(images: list[tuple[int, int]], lea
     assert len(counts) == 1 or counts.min() >= least
 
 
+def test_given_sizes_belong_to_the_nearest_area() -> None:
+    found = TargetSizes.given(np.array([[512, 512], [64, 128], [128, 64], [1024, 256]]), np.array([8192, 1 << 18]))
+    assert found.sizes.tolist() == [[64, 128], [128, 64], [512, 512], [1024, 256]]
+    assert found.areas.tolist() == [0, 0, 1, 1]
+    assert found.of_images(np.array([100, 600, 2000]), np.array([80, 700, 300])).tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("areas", "shapes", "message"),
     [((32 * 32,), 2, "an area of 1024 pixels has no size in steps of 64"), (AREAS, 1, "have 2 areas; raise it")],

@@ -23,19 +23,26 @@ class Cropped(ImageStep):
     Images are taken as displayed (EXIF), and what is transparent lies on white. Pixels are uint8 [3, height, width];
     a batch has them as diffusers' VaeImageProcessor has them, 2 * (value / 255) - 1 in float32.
     size: (width, height). shapes: at most so many targets of `areas` pixels instead, see
-    `forebay.preprocess.target_sizes`.
+    `forebay.preprocess.target_sizes`; or these targets.
     """
 
     name: ClassVar[str] = "cropped"
     libraries: ClassVar[tuple[str, ...]] = ("PIL.Image",)
 
     size: tuple[int, int]
-    shapes: int | None
+    shapes: int | tuple[tuple[int, int], ...] | None
     areas: tuple[int, ...]
     step: int
     least: int
     resample: Literal["lanczos", "bicubic"]
     version: int = 1
+
+    @property
+    def multiples(self) -> tuple[str, tuple[int, ...]]:
+        """The setting that says the sides of targets, and the numbers that they are, or are multiples of."""
+        if self.shapes is None:
+            return "size", self.size
+        return ("step", (self.step,)) if isinstance(self.shapes, int) else ("shapes", sum(self.shapes, ()))
 
     @property
     def pixels_form(self) -> BatchForm:

@@ -113,9 +113,8 @@ class ModelStep(ItemStep):
             return
         if (channels := document.get("in_channels", 3)) != 3:
             raise ConfigError(f"{where}: its in_channels are {channels!r}, and images have 3", code="FB147")
-        factor, sides = family.factor(document), target.size if target.shapes is None else (target.step,)
+        factor, (name, sides) = family.factor(document), target.multiples
         if any(side % factor for side in sides):
-            name = "size" if target.shapes is None else "step"
             raise ConfigError(
                 f"{where}.{name} is {list(sides)}, and a latent of {family.loader} has a place for each {factor} "
                 f"pixels of a side; give multiples of {factor}",

@@ -226,10 +226,14 @@ def test_a_target_is_in_the_key_of_its_shard(corpus: Photos) -> None:
         assert again.shards_written == 1
         keys.add(again.key)
     many = build_here(corpus.config(BATCHES))
+    named = BATCHES.replace("shapes = 3", "shapes = [[64, 64], [80, 48], [48, 80]]")
+    build_here(corpus.config(named))
     Image.new("RGB", (400, 100)).save(corpus.folder / "photos" / "wide.png")
-    wide = build_here(corpus.config(BATCHES))  # the sizes are those of another set: both shards are other ones
-    assert wide.shards_written == 2
+    wide = build_here(corpus.config(BATCHES))  # the sizes are those of another set
     assert len({*keys, many.key, wide.key}) == 5
+    found, kept = (open_cache(report.cache) for report in (wide, build_here(corpus.config(named))))
+    assert "128x32" in found.metadata["vae_targets"]["targets"]
+    assert kept.metadata["vae_targets"]["targets"] == {"48x80": 2, "64x64": 2, "80x48": 4}
 
 
 def test_an_image_below_a_step_costs_its_sample(corpus: Photos) -> None:
@@ -251,6 +255,9 @@ def test_an_image_below_a_step_costs_its_sample(corpus: Photos) -> None:
         ("size = 64\nshapes = 3", "size = 66", r"vae.size is \[66, 66\], .* a place for each 4 pixels"),
         ("step = 16", "step = 18", r"vae.step is \[18\], .* multiples of 4"),
         ("size = 64\nshapes = 3", "shapes = 3", "shapes and areas are of images that are resized; give size"),
+        ("shapes = 3", "shapes = 0", "shapes is 0, wanted 1 or more"),
+        ("shapes = 3", "shapes = []", r"shapes is \(\), wanted"),
+        ("shapes = 3", "shapes = [[32, 18]]", r"vae.shapes is \[32, 18\], .* a place for each 4 pixels"),
         ("shapes = 3", "least = 3", "areas and least are of several sizes; give shapes"),
         ("shapes = 3", "shapes = 1\nareas = [16384, 102400]", "shapes is 1, and these images have 2 areas"),
         ("shapes = 3", "shapes = 3\nareas = [64]", "model.vae: an area of 64 pixels has no size in steps of 16"),
