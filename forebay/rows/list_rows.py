@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -149,9 +150,9 @@ class RowListing:
         results: list[R] = []
         wave = first
         while True:
-            batch = list(itertools.islice(tasks, wave))
-            results += run(batch)
-            is_all = wave is None or len(batch) < wave or len(results) == total
+            before = len(results)
+            results += run([*itertools.islice(tasks, wave)])
+            is_all = wave is None or len(results) < before + wave or len(results) == total
             manifest, rows = judge(results, is_all)
             if manifest is not None:
                 return manifest
@@ -383,10 +384,10 @@ def _meant(listing: RowListing, manifest: Manifest, parts: Sequence[RowPart]) ->
 
 @dataclass(frozen=True)
 class NamedRows:
-    """The rows that manifests name, whose own items are not located yet. parts: of rows that were read by record."""
+    """The rows that manifests name, whose own items are not located yet. classes: as files declare them, see `Sink`."""
 
     manifest: Manifest
-    parts: Sequence[RowPart] = ()
+    classes: Sequence[tuple[str, ...] | None] = ()
     media: Sequence[ListedMedia] = ()
 
 
@@ -434,11 +435,14 @@ def _by_record(listing: RowListing) -> NamedRows:
     manifest = candidate_rows(rows, listing.manifests, places, lists=listing.meaning.facts.lists)
     unused = merged(part.unused for part in parts)
     require_values(manifest.rows, unused, where=", ".join(listing.source.manifests))
+    classes = [part.classes for part in parts]
+    listed = [[(part.group, part.items[each.group]) for part in parts] for each in media]
+    parts.clear()  # all else of them is in the manifest
     files.stamp()
     manifest = dataclasses.replace(manifest, files=files.files, unused=unused)
-    for each in media:
-        each.extend([(part.group, part.items[each.group]) for part in parts])
-    return NamedRows(manifest, parts, media)
+    for each, items in zip(media, listed, strict=True):
+        each.extend(items)
+    return NamedRows(manifest, classes, media)
 
 
 def read_manifest(
@@ -458,9 +462,10 @@ def _located(listing: RowListing) -> Manifest:
     source, lister, named = listing.source, listing.lister, _named(listing)
     free_memory()
     listed = dataclasses.replace(named.manifest, files=stamped(named.manifest.files))
+    named = dataclasses.replace(named, manifest=listed)
     if is_remote(source):
         tell_if_too_large(listed.files)
-    tasks = list(locate_tasks(listed, listing))
+    tasks = iter([*locate_tasks(listed, listing)])  # it drops them when they are done: they hold all paths
 
     def judge(results: Sequence[Located], is_all: bool) -> tuple[Manifest | None, int]:  # noqa: FBT001
         manifest = with_places(listed, results, listing, is_all=is_all)
@@ -476,10 +481,10 @@ def _located(listing: RowListing) -> Manifest:
     all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples
     run = functools.partial(located_of, listing, total=len(listed.files))
     first = None if all_at_once else listing.first_wave
-    manifest = listing.in_waves(iter(tasks), run, judge, first=first, total=len(tasks))
+    manifest = listing.in_waves(tasks, run, judge, first=first, total=operator.length_hint(tasks))
     refuse_pieces(manifest, listing)
     rows = manifest.rows.select([name for name in manifest.rows.column_names if not name.startswith(SPAN)])
-    manifest = dataclasses.replace(manifest, rows=listing.meaning.finished(rows, [p.classes for p in named.parts]))
+    manifest = dataclasses.replace(manifest, rows=listing.meaning.finished(rows, named.classes))
     if not len(manifest.rows) and not len(manifest.rejected):
         raise ManifestError(
             f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest", code="FB204"

@@ -200,6 +200,11 @@ def grouped(table: pa.Table) -> pa.Table:
     return table.set_column(0, ROW_SCHEMA.field("row"), pa.array(np.arange(len(table))))
 
 
+def without_rows(table: pa.Table, places: Sequence[int]) -> pa.Table:
+    """Returns a table without the rows at some places, most often none: a filter copies every column."""
+    return table.filter(pa.array(~np.isin(np.arange(len(table)), places))) if places else table
+
+
 def require_rows(num_rows: int, manifests: Sequence[SourceFile]) -> None:
     """Raises ManifestError where the manifests name no sample at all."""
     if not num_rows:
