@@ -7,6 +7,7 @@ a shard that is made again has the same bytes on the same kind of machine.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from forebay.config.tree import AudioConfig, Config, VisionConfig
 from forebay.errors import ConfigError
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.clip_group import audio_items_of
+from forebay.preprocess.cropped_images import CroppedForm, CroppedImages
 from forebay.preprocess.device_process import ServedModel, model_at_hand
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
 from forebay.preprocess.image_form import ArrayForm
@@ -40,9 +42,9 @@ from forebay.steps.model.model_step import ModelStep
 from forebay.steps.model.open_model import OpenModel, at_samples, too_large
 from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
-from forebay.store.image.stored_items import StoredFields
+from forebay.store.image.stored_items import StoredFields, shape_name
 from forebay.store.key import digest
-from forebay.store.layout import Array, Constants, FieldSpec, Group
+from forebay.store.layout import SIDES, Array, Constants, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
@@ -87,7 +89,17 @@ class ModelItems:
 
     @property
     def length_names(self) -> tuple[str, ...]:
-        return (f"num_{self.name}",)
+        return tuple(f"{self.name}{side}" for side in SIDES) if self._has_shapes else (f"num_{self.name}",)
+
+    @property
+    def cropped(self) -> CroppedForm | None:
+        """How images are cropped for an autoencoder; None of other models."""
+        return self.base.form if isinstance(self.base, CroppedImages) else None
+
+    @property
+    def _has_shapes(self) -> bool:
+        """Whether a sample has one latent, of one of several shapes."""
+        return self.step.target is not None and self.step.target.shapes is not None
 
     @property
     def decoded_name(self) -> str:
@@ -102,7 +114,7 @@ class ModelItems:
         return self.base.items(manifest)
 
     def checked(self, manifest: Manifest) -> Manifest:
-        return manifest
+        return manifest if self.cropped is None else self.cropped.of_manifest(manifest)
 
     def under(self, codec: Codec) -> Self:  # noqa: ARG002  there is one way
         return self
@@ -120,7 +132,12 @@ class ModelItems:
         return f"{self.name}_hash"
 
     def lengths(self, shard: Shard) -> Array:
-        return shard.lengths(self.form.main.on_disk)[None]
+        if not self._has_shapes:
+            return shard.lengths(self.form.main.on_disk)[None]
+        values, offsets = shard.column(shape_name(self.form.main.on_disk))
+        present, sides = np.diff(offsets) > 0, np.zeros((2, shard.entry.rows), np.int64)
+        sides[:, present] = values.reshape(-1, 3)[:, 1:].T
+        return sides
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
         return self.base.content(items, hashes)
@@ -173,11 +190,9 @@ class ModelItems:
         form = prepared_form(cast(Hashable, self.base))
         columns = form.columns([self._sample(values) for values in prepared])
         rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
-        order = np.argsort(rows, kind="stable").tolist()
+        shapes = [[array.shape for array in arrays] for arrays in columns[form.main.name]]
         found: dict[int, dict[str, Array]] = {}
-        size = batch_size or model.batch_size
-        for start in range(0, len(order), size):
-            places = order[start : start + size]
+        for places in _batches(shapes, batch_size or model.batch_size, are_alike=form.main.pad is None):
             part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
             batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
             with span(FEATURES), at_samples(self.step, [named[place] for place in places] if named else ()):
@@ -195,7 +210,9 @@ class ModelItems:
         return None
 
     def listed_lengths(self, items: pa.Table, files: Sequence[SourceFile]) -> dict[str, Array]:  # noqa: ARG002
-        return {}
+        if self.cropped is None or not self._has_shapes:
+            return {}
+        return dict(zip(self.length_names, self.cropped.sides(items, self.step.factor()), strict=True))
 
     def check(self, values: Mapping[str, Any], row: pa.Table) -> None:
         """Takes all that could be made: the base group of a config says what is left out."""
@@ -216,6 +233,7 @@ class ModelItems:
             "takes": self.step.takes,
             "is_listed": self.lists is not None,
             "form": form.to_json(),
+            **self.step.facts(),
             **found,
         }
 
@@ -225,6 +243,9 @@ class ModelItems:
 
     def estimate_bytes(self, items: pa.Table) -> int:
         form = self.form
+        if self.cropped is not None:
+            places = int(np.prod(self.cropped.sides(items, self.step.factor()), axis=0).sum())
+            return places * sum((f.shape[0] or 1) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
         size = sum(int(np.prod([n or 1 for n in f.shape])) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
         return size * len(items) * (1 if not form.main.grows else _STEPS_GUESSED)
 
@@ -235,7 +256,7 @@ class ModelItems:
         return ()
 
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
-        return {}
+        return {} if self.cropped is None else {f"{self.name}_targets": self.cropped.summary(items.table)}
 
     def _opened(self) -> Model:
         return model_at_hand(self.step)
@@ -247,6 +268,14 @@ class ModelItems:
 
 _STEPS_GUESSED = 100
 """Of an output that grows, where nothing says how long it is."""
+
+
+def _batches(shapes: Sequence[list[tuple[int, ...]]], size: int, *, are_alike: bool) -> Iterator[list[int]]:
+    """Yields the places of items by length, a batch at a time. are_alike: a batch is of one shape."""
+    order = sorted(range(len(shapes)), key=shapes.__getitem__)
+    for _, found in itertools.groupby(order, key=shapes.__getitem__ if are_alike else lambda _: None):
+        places = list(found)
+        yield from (places[start : start + size] for start in range(0, len(places), size))
 
 
 def _own_rows(form: BatchForm, batch: Batch, rows: list[int]) -> list[int]:
@@ -273,6 +302,8 @@ def _base_of(config: Config, step: ModelStep) -> Prepares:
         found = AudioGroup.of(config)
         assert found is not None
         return audio_items_of(config, found)
+    if step.family().factor is not None and step.target is not None:
+        return CroppedImages.given(config, step.target, step.label)
     vision = VisionConfig(processor=step.folder, images="processor")
     config = replace(config, audio=None, vision=vision, text=None, model=())
     images = ImageGroup.of(config)
@@ -297,6 +328,8 @@ def prepared_form(base: Any) -> BatchForm:
     """Returns the form in which a model is given what a group prepares."""
     if isinstance(base, TextInputs):
         return base.form
+    if isinstance(base, CroppedImages):
+        return base.form.form
     if isinstance(base, ImageItems):
         assert isinstance(base.form, ArrayForm)
         return base.form.form

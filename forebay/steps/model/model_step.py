@@ -16,6 +16,7 @@ from forebay.errors import BuildError, ConfigError
 from forebay.pretrained import kernels_in
 from forebay.steps.audio.declared import form_of
 from forebay.steps.form import BatchForm
+from forebay.steps.image.cropped import Cropped
 from forebay.steps.model.frozen_families import FAMILIES, FrozenFamily
 from forebay.steps.step import MODEL, ItemStep, Stored
 from forebay.store.layout import Group
@@ -44,6 +45,7 @@ class ModelStep(ItemStep):
     args: str
     dtype: str
     batch_size: int | None
+    target: Cropped | None = None
     version: int = 1
     folder: str = field(compare=False)
 
@@ -63,6 +65,7 @@ class ModelStep(ItemStep):
             args=json.dumps(model.args, sort_keys=True),
             dtype=model.dtype,
             batch_size=model.batch,
+            target=_target_of(model, config),
             folder=model.folder,
         )
 
@@ -71,9 +74,10 @@ class ModelStep(ItemStep):
         return {name: value for name, value in self.compared().items() if name != "batch_size"}
 
     def family(self) -> FrozenFamily:
-        """Returns how the model is used, by its config.json. Raises ConfigError for one that is not known."""
-        path = Path(self.folder) / "config.json"
-        document = _document(path, self.label)
+        """Returns how the model is used, by its config.json. Raises ConfigError for one that is not known, and where
+        `size` is not what its images need.
+        """
+        path, document = Path(self.folder) / "config.json", self.config_json()
         named = document.get("model_type") or document.get("_class_name")
         found = [family for family in FAMILIES.get(str(named), ()) if family.takes == self.takes]
         if not found:
@@ -83,7 +87,39 @@ class ModelStep(ItemStep):
                 f"{', '.join(known)}; or name a class of your own",
                 code="FB147",
             )
+        self._check_target(found[0], document)
         return found[0]
+
+    def config_json(self) -> Mapping[str, Any]:
+        """Returns the content of the folder's config.json."""
+        return _document(Path(self.folder) / "config.json", self.label)
+
+    def factor(self) -> int:
+        """Returns the pixels of a side that stand for one of a latent; 1 of what is no autoencoder."""
+        factor = self.family().factor
+        return 1 if factor is None else factor(self.config_json())
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what a cache's constants hold of config.json: how an autoencoder's latents are scaled for use."""
+        document = self.config_json()
+        return {name: document[name] for name in self.family().facts if document.get(name) is not None}
+
+    def _check_target(self, family: FrozenFamily, document: Mapping[str, Any]) -> None:
+        target, where = self.target, f"model.{self.label}"
+        if (target is None) != (family.factor is None):
+            wanted = "takes images of a size in pixels; set size" if target is None else "takes no size; leave it out"
+            raise ConfigError(f"{where}: {document.get('model_type', family.loader)} {wanted}", code="FB147")
+        if target is None or family.factor is None:
+            return
+        if (channels := document.get("in_channels", 3)) != 3:
+            raise ConfigError(f"{where}: its in_channels are {channels!r}, and images have 3", code="FB147")
+        factor, (name, sides) = family.factor(document), target.multiples
+        if any(side % factor for side in sides):
+            raise ConfigError(
+                f"{where}.{name} is {list(sides)}, and a latent of {family.loader} has a place for each {factor} "
+                f"pixels of a side; give multiples of {factor}",
+                code="FB147",
+            )
 
     def outputs(self, family: FrozenFamily) -> dict[str, KeptOutput]:
         """Returns the outputs that are kept, by field."""
@@ -117,6 +153,18 @@ class ModelStep(ItemStep):
     def batch(cls, stored: Stored) -> BatchForm:
         """Returns the form that the cache declares."""
         return form_of(stored, "form", group=stored.group)
+
+
+def _target_of(model: ModelConfig, config: Config) -> Cropped | None:
+    if model.size is None:
+        return None
+    return Cropped(
+        processor="",
+        max_pixels=config.source.max_pixels,
+        max_sample_bytes=config.source.max_sample_bytes,
+        size=model.size if isinstance(model.size, tuple) else (model.size, model.size),
+        **{name: getattr(model, name) for name in ("shapes", "areas", "step", "least", "resample")},
+    )
 
 
 def _digest_of(model: ModelConfig, config: Config) -> str:

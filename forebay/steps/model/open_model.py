@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import platform
 import re
@@ -142,7 +143,9 @@ class OpenModel:
     def _output(self, answer: Any, name: str) -> torch.Tensor:
         if name == _STATES and self.step.layer is not None:
             return answer.hidden_states[self.step.layer]  # type: ignore[no-any-return]
-        found = answer if isinstance(answer, torch.Tensor) else getattr(answer, name, None)
+        found = answer
+        for part in name.split(".") if not isinstance(answer, torch.Tensor) else ():
+            found = getattr(found, part, None)
         if not isinstance(found, torch.Tensor):
             has = ", ".join(sorted(key for key, value in answer.items() if isinstance(value, torch.Tensor)))
             raise ConfigError(
@@ -154,6 +157,10 @@ class OpenModel:
     def form(self, field: str, arrays: Sequence[Array]) -> tuple[FieldForm, ...]:
         """Returns the form of a field, and of the mask of one that grows. arrays: of some samples, each alone."""
         kept, first = self.kept[field], arrays[0]
+        if self.family.factor is not None:  # the sides of a latent are those of its image
+            holds_moments = kept.output == self.family.output
+            more: dict[str, Any] = {"shape": (len(first), None, None), "holds_moments": holds_moments}
+            return (FieldForm(name=field, dtype="float32", stored_dtype=kept.dtype, pad=None, **more),)
         grows = self.family.steps is not None and kept.output != _MEAN and first.ndim >= 2
         shape: tuple[int | None, ...] = (None, *first.shape[1:]) if grows else first.shape
         if first.dtype.kind == "f":
@@ -221,19 +228,14 @@ def _text_of(path: Path) -> str:
 
 
 def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
-    import transformers
     from safetensors import SafetensorError
 
-    dtype, folder = getattr(torch, step.dtype), Path(step.folder)
+    loader, folder = getattr(importlib.import_module(family.library), family.loader), Path(step.folder)
+    name = "dtype" if family.library == "transformers" else "torch_dtype"
+    options: dict[str, Any] = {name: getattr(torch, step.dtype), "use_safetensors": True}
     try:
         with no_bar():
-            whole, info = from_folder(
-                getattr(transformers, family.loader),
-                folder,
-                dtype=dtype,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
+            whole, info = from_folder(loader, folder, **options, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
         raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB147") from err
     if missing := sorted(info["missing_keys"]):
