@@ -28,6 +28,7 @@ from forebay.preprocess.shard_task import ShardTask, reading
 from forebay.steps.model.free_memory import begin_peak, free_bytes, peak_since, weights_bytes
 from forebay.steps.model.open_model import is_out_of_memory
 from forebay.store.layout import Array, Constants, Group
+from forebay.store.source_files import SourceFile
 from forebay.task_map import WorkerDied
 from forebay.visible import human_bytes
 
@@ -45,12 +46,19 @@ class Tried:
     model_s: float
 
 
-def _longest(group: ModelItems, items: pa.Table) -> Array:
-    """Returns the places of the items of one batch that are longest by what the listing knows, else the first ones."""
+def _longest(group: ModelItems, items: pa.Table, files: Sequence[SourceFile]) -> Array:
+    """Returns the places of the items of one batch that are longest by what the listing knows, else the first ones.
+
+    Of those whose shape is known they are of one shape, the largest: only such stand in a batch together.
+    """
     family = group.step.family()
     count = group.step.batch_size or family.batch
     lengths = np.zeros(len(items))
-    if "duration_s" in items.column_names:
+    sides = np.array([*group.listed_lengths(items, files).values()])
+    if len(sides) and len(items):
+        areas = sides.prod(axis=0)
+        lengths = areas * (sides == sides[:, [int(areas.argmax())]]).all(axis=0)
+    elif "duration_s" in items.column_names:
         lengths = np.nan_to_num(items["duration_s"].to_numpy().astype(np.float64))
     elif "text" in items.column_names:
         lengths = np.array([len(text or "") for text in items["text"].to_pylist()])
@@ -157,8 +165,11 @@ class ModelTrials:
         names = {cut.group for cut in self.missing}
         return [group for group in self.listing.groups.items if isinstance(group, ModelItems) and group.name in names]
 
-    def _tried(self, places: Callable[[ModelItems, pa.Table], Array], *, checks_memory: bool) -> dict[Group, Tried]:
-        tasks = (self._task(group, places(group, self.listing.items[group.name].table)) for group in self._groups())
+    def _tried(
+        self, places: Callable[[ModelItems, pa.Table, Sequence[SourceFile]], Array], *, checks_memory: bool
+    ) -> dict[Group, Tried]:
+        tables = ((group, self.listing.items[group.name].table) for group in self._groups())
+        tasks = (self._task(group, places(group, table, self.listing.files)) for group, table in tables)
         sharers = self.devices.count(CPU) if self.devices else min(self._workers, len(self.missing))
         found: dict[Group, Tried] = {}
         try:
@@ -172,7 +183,7 @@ class ModelTrials:
             ) from err
         return found
 
-    def _spread(self, group: ModelItems, items: pa.Table) -> Array:  # noqa: ARG002
+    def _spread(self, group: ModelItems, items: pa.Table, files: Any) -> Array:  # noqa: ARG002
         """Returns places over all items; of what lies in a store the first ones, so that few files are downloaded."""
         count = min(TRIED, len(items))
         is_near = not self.listing.files.is_of_store.any()

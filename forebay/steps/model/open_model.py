@@ -127,6 +127,8 @@ class OpenModel:
         values = self._output(answer, _STATES if output == _MEAN else output)
         if output == _CODES:
             values = (values[0] if values.ndim == 4 else values).transpose(1, 2)
+        if output != _MEAN:
+            values = values.cpu()  # at once: each copy waits for the device
         count = len(values)
         own = [None] * count if steps is None or values.ndim < 3 else steps
         if steps is not None and values.ndim >= 3 and max(steps) > values.shape[1]:
@@ -249,7 +251,7 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
 
 def _array(values: torch.Tensor) -> Array:
     values = values.float() if values.is_floating_point() else values
-    return values.cpu().numpy()
+    return values.cpu().contiguous().numpy()
 
 
 def _codes_dtype(model: Any) -> str:
