@@ -265,6 +265,7 @@ def test_an_image_below_a_step_costs_its_sample(corpus: Photos) -> None:
         ('by = ["area", "aspect"]', "", r"the latents have 3 shapes, and a batch has one; set plan.by = \["),
         ("shapes = 3", "", r"no latents of several shapes; set shapes in their \[\[model\]\]"),
         ('by = ["area", "aspect"]', 'by = ["aspect"]', r"by is \['aspect'\], wanted"),
+        ("batch_size = 3\nby", "batch_size = 3\nedges_s = [3.0]\nby", "by is of shapes, which have no lengths"),
         ("batch_size = 3\nby", "batch_seconds = 3\nby", "by is of shapes, which have no lengths"),
         ("latent_dist.parameters", "latent_dist.nothing", "gives no latent_dist.nothing"),
     ],
