@@ -24,9 +24,11 @@ from forebay.errors import ConfigError
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.clip_group import audio_items_of
 from forebay.preprocess.cropped_images import CroppedForm, CroppedImages
+from forebay.preprocess.device_process import ServedModel, model_at_hand
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
 from forebay.preprocess.image_form import ArrayForm
 from forebay.preprocess.image_group import ImageItems
+from forebay.preprocess.probe_sample import in_words, promise_of, sample_of
 from forebay.preprocess.text_inputs import TextInputs
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
@@ -37,7 +39,7 @@ from forebay.steps.batch import collate_fields, fresh
 from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.model.model_step import ModelStep
-from forebay.steps.model.open_model import OpenModel, opened_model, too_large
+from forebay.steps.model.open_model import OpenModel, at_samples, too_large
 from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields, shape_name
@@ -50,6 +52,7 @@ _WINDOW = 16
 """Batches whose samples are sorted by length together: more would hold more prepared samples in memory."""
 Prepares = ItemGroup | TextInputs
 """What prepares items for a model."""
+Model = OpenModel | ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +153,22 @@ class ModelItems:
 
     def _samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
         model, size = self._opened(), 0
-        window: list[Values] = []
-        for values in self.base.samples(rows, read):
+        window: list[tuple[int, Values]] = []
+        names = rows["sample_id"].to_pylist()
+        for values in enumerate(self.base.samples(rows, read)):
             window.append(values)
-            size += "failure" not in values
+            size += "failure" not in values[1]
             if size == _WINDOW * model.batch_size:
-                yield from self._made(model, window)
+                yield from self._made(model, window, names)
                 window, size = [], 0
-        yield from self._made(model, window)
+        yield from self._made(model, window, names)
 
-    def _made(self, model: OpenModel, window: Sequence[Values]) -> Iterator[Values]:
-        """Yields the outputs for prepared items, in their order; a failure is handed on."""
+    def _made(self, model: Model, rows: Sequence[tuple[int, Values]], names: Sequence[str]) -> Iterator[Values]:
+        """Yields the outputs for prepared items, in their order; a failure is handed on. names: of all rows."""
+        window = [values for _, values in rows]
         good = [place for place, values in enumerate(window) if "failure" not in values]
-        made = dict(zip(good, self._outputs(model, [window[place] for place in good]), strict=True))
+        named = [(rows[place][0], names[rows[place][0]]) for place in good]
+        made = dict(zip(good, self._outputs(model, [window[place] for place in good], named), strict=True))
         forms = {each.name: each for each in self.form.stored}
         for place, values in enumerate(window):
             if place not in made:
@@ -172,8 +178,13 @@ class ModelItems:
             else:
                 yield {k: v for name, array in made[place].items() for k, v in forms[name].stored(array).items()}
 
-    def _outputs(self, model: OpenModel, prepared: Sequence[Values]) -> list[dict[str, Array]]:
-        """Returns the outputs for prepared items, which are given to the model by length, a batch at a time."""
+    def _outputs(
+        self, model: Model, prepared: Sequence[Values], named: Sequence[tuple[int, str]] = (), batch_size: int = 0
+    ) -> list[dict[str, Array]]:
+        """Returns the outputs for prepared items, which are given to the model by length, a batch at a time.
+
+        named: row and name of each, for messages. batch_size: of a batch; 0: that of the model.
+        """
         if not prepared:
             return []
         form = prepared_form(cast(Hashable, self.base))
@@ -181,10 +192,10 @@ class ModelItems:
         rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
         shapes = [[array.shape for array in arrays] for arrays in columns[form.main.name]]
         found: dict[int, dict[str, Array]] = {}
-        for places in _batches(shapes, model.batch_size, are_alike=form.main.pad is None):
+        for places in _batches(shapes, batch_size or model.batch_size, are_alike=form.main.pad is None):
             part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
             batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
-            with span(FEATURES):
+            with span(FEATURES), at_samples(self.step, [named[place] for place in places] if named else ()):
                 outputs = model.made(batch, _own_rows(form, batch, [rows[place] for place in places]))
             found |= zip(places, outputs, strict=True)
         return [found[place] for place in range(len(prepared))]
@@ -216,14 +227,14 @@ class ModelItems:
 
     def constants(self) -> dict[str, Any]:
         """Returns the form, and what a probe finds: how far an output for an item alone is from that in a batch."""
-        form, promise = _probed(self)
+        form, found = _probed(self)
         return {
             "features": MODEL,
             "takes": self.step.takes,
             "is_listed": self.lists is not None,
             "form": form.to_json(),
-            "model": promise,
             **self.step.facts(),
+            **found,
         }
 
     def probe(self) -> str:
@@ -247,11 +258,12 @@ class ModelItems:
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
         return {} if self.cropped is None else {f"{self.name}_targets": self.cropped.summary(items.table)}
 
-    def _opened(self) -> OpenModel:
-        return opened_model(self.step)
+    def _opened(self) -> Model:
+        return model_at_hand(self.step)
 
     def probed(self) -> Iterator[Values]:
-        yield from self._made(self._opened(), [*self.base.probed()])
+        prepared = [*self.base.probed()]
+        yield from self._made(self._opened(), [*enumerate(prepared)], ["a built-in input"] * len(prepared))
 
 
 _STEPS_GUESSED = 100
@@ -328,28 +340,21 @@ def prepared_form(base: Any) -> BatchForm:
 
 
 @functools.lru_cache(maxsize=4)
-def _probed(group: ModelItems) -> tuple[BatchForm, str]:
-    """Returns the form of a model's outputs, and how an item alone, again and in a batch differ, in words."""
-    model = opened_model(group.step)
+def _probed(group: ModelItems) -> tuple[BatchForm, dict[str, Any]]:
+    """Returns the form of a model's outputs, and how an item alone, again and in a batch differ.
+
+    That in words, in numbers, some of the values themselves, and the machine that gave them.
+    """
+    model = model_at_hand(group.step)
     prepared = [values for values in group.base.probed() if "failure" not in values]
     alone, again = ([group._outputs(model, [one])[0] for one in prepared] for _ in range(2))
     together = group._outputs(model, prepared)
     fields = tuple(each for name in model.kept for each in model.form(name, [made[name] for made in alone]))
     form = BatchForm(made_by=model.made_by, fields=fields, promise=Promise(kind="exact"))
-    return form, f"{_promise(alone, again, together)} in batches of {model.batch_size}"
-
-
-def _promise(*runs: Sequence[Mapping[str, Array]]) -> str:
-    """Returns `equal`, `within X` or `flips n of m`: the first run against the others."""
-    flips = codes = 0
-    largest = 0.0
-    for run in runs[1:]:
-        for one, other in zip(runs[0], run, strict=True):
-            for name, values in one.items():
-                if values.dtype.kind == "f":
-                    largest = max(largest, float(np.abs(values - other[name]).max(initial=0.0)))
-                else:
-                    flips, codes = flips + int((values != other[name]).sum()), codes + values.size
-    if flips:
-        return f"flips {flips} of {codes}"
-    return f"within {largest:.1g}" if largest else "equal"
+    promise = promise_of(alone, again, together)
+    return form, {
+        "model": f"{in_words(promise)} in batches of {model.batch_size}",
+        "promise": promise,
+        "sample": sample_of(alone),
+        "made_with": model.machine,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from forebay.config.frozen_models import KeptOutput, ModelConfig
 from forebay.config.pretrained_folder import hub_advice, is_whole, tokenizer_files
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
+from forebay.errors import BuildError, ConfigError
 from forebay.pretrained import kernels_in
 from forebay.steps.audio.declared import form_of
 from forebay.steps.form import BatchForm
@@ -20,7 +20,7 @@ from forebay.steps.image.cropped import Cropped
 from forebay.steps.model.frozen_families import FAMILIES, FrozenFamily
 from forebay.steps.step import MODEL, ItemStep, Stored
 from forebay.store.layout import Group
-from forebay.store.memo import Memo
+from forebay.store.memo import Memo, hash_now
 
 _DOCUMENTS = ("config.json", "preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "*.safetensors"
@@ -137,6 +137,18 @@ class ModelStep(ItemStep):
             )
         return given
 
+    def require_unchanged(self) -> None:
+        """Raises BuildError where the folder, which was just opened, has another content than the key says."""
+        read = lambda paths: [hash_now(path).xxh3_128 for path in paths]  # noqa: E731
+        now = folder_digest(Path(self.folder), read, with_tokenizer=self.takes == "text", label=self.label)
+        if now != self.digest:
+            raise BuildError(
+                f"{self.folder} changed during the build (its digest was {self.digest[:16]} when that began and is "
+                f"{now[:16]} now): nothing is sealed, finished shards are kept; wait until nothing writes to it, then "
+                "run: forebay preprocess CONFIG",
+                code="FB303",
+            )
+
     @classmethod
     def batch(cls, stored: Stored) -> BatchForm:
         """Returns the form that the cache declares."""
@@ -165,7 +177,7 @@ def _digest_of(model: ModelConfig, config: Config) -> str:
             f"training reads the cache, set digest to what forebay key prints{hub_advice(folder, 'model')}",
             code="FB147",
         )
-    found = folder_digest(folder, Memo.of(config), with_tokenizer=model.takes == "text", label=model.name)
+    found = folder_digest(folder, Memo.of(config).hashes, with_tokenizer=model.takes == "text", label=model.name)
     if model.digest not in (None, found):
         raise ConfigError(
             f"model.{model.name}: digest is {str(model.digest)[:16]}, and {folder} has {found[:16]}; correct one "
@@ -175,10 +187,12 @@ def _digest_of(model: ModelConfig, config: Config) -> str:
     return found
 
 
-def folder_digest(folder: Path, memo: Memo, *, with_tokenizer: bool, label: str) -> str:
+def folder_digest(
+    folder: Path, hashes: Callable[[Sequence[Path]], Sequence[str]], *, with_tokenizer: bool, label: str
+) -> str:
     """Returns the sha256 of the names and contents of a model's weights, config and preprocessor.
 
-    Contents are hashed as source files are: remembered by stat. Raises ConfigError where no weights are there, or
+    hashes: of files; those of a memo are remembered by stat. Raises ConfigError where no weights are there, or
     pickled ones alone.
     """
     weights = sorted(folder.glob(_WEIGHTS))
@@ -190,7 +204,7 @@ def folder_digest(folder: Path, memo: Memo, *, with_tokenizer: bool, label: str)
     tokens = tokenizer_files(folder) if with_tokenizer else []
     paths = sorted({*weights, *named, *tokens})
     state = hashlib.sha256()
-    for path, found in zip(paths, memo.hashes(paths), strict=True):
+    for path, found in zip(paths, hashes(paths), strict=True):
         state.update(f"{path.relative_to(folder).as_posix()}\0{found}\n".encode())
     return state.hexdigest()
 

@@ -5,11 +5,14 @@ Arithmetic is deterministic: no TF32, deterministic kernels, no dropout. A batch
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
+import platform
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,13 +21,16 @@ import numpy as np
 import torch
 
 from forebay.config.frozen_models import KeptOutput
-from forebay.errors import BuildError, ConfigError
+from forebay.errors import BuildError, ConfigError, ForebayError
 from forebay.pretrained import from_folder, no_bar
 from forebay.steps.form import FieldForm
+from forebay.steps.model.free_memory import free_bytes, weights_bytes
 from forebay.steps.model.frozen_families import FrozenFamily
 from forebay.steps.model.model_step import ModelStep
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
+from forebay.task_map import mark
+from forebay.visible import human_bytes
 
 _CODES = "audio_codes"
 _STATES = "last_hidden_state"
@@ -48,14 +54,20 @@ class OpenModel:
     def of(cls, step: ModelStep, device: str = "cpu") -> Self:
         """Returns the model of a step, with its weights on a device.
 
-        Raises ConfigError where transformers, or diffusers, cannot open the folder, and for arguments that the call
+        Raises BuildError where the folder is not what it was when its key was made, and where the weights do not fit;
+        ConfigError where transformers, or diffusers, cannot open the folder, and for arguments that the call
         has not.
         """
         family = step.family()
         kept, arguments = step.outputs(family), step.arguments(family)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        if device != "cpu":  # switches of the whole process, which trains where samples are made on the fly
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+            torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        with at_samples(step, ()):
+            _require_weights(step, device)
         model = _loaded(step, family)
+        step.require_unchanged()
         if family.layered and (step.layer is not None):
             arguments["output_hidden_states"] = True
         elif step.layer is not None:
@@ -65,12 +77,27 @@ class OpenModel:
                 f"model.{step.label}.call: {type(model).__name__} has no {step.call}; leave it out for {family.call}",
                 code="FB147",
             )
-        return cls(step, family, model.to(device).eval(), kept, arguments, torch.device(device))
+        with at_samples(step, ()):
+            placed = model.to(device).eval()
+        return cls(step, family, placed, kept, arguments, torch.device(device))
 
     @property
     def made_by(self) -> str:
         """The model's class."""
         return type(self.model).__name__
+
+    @property
+    def machine(self) -> dict[str, str]:
+        """The device, its driver and torch: what numbers depend on beside the weights."""
+        torch_is = {"torch": torch.__version__}
+        if self.device.type == "cpu":
+            return torch_is | {"device": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
+        driver = re.search(r"Module\s+(\S+)", _text_of(Path("/proc/driver/nvidia/version")))
+        return torch_is | {
+            "device": torch.cuda.get_device_name(self.device),
+            "cuda": str(torch.version.cuda),
+            "driver": driver[1] if driver else "unknown",
+        }
 
     @property
     def batch_size(self) -> int:
@@ -91,9 +118,9 @@ class OpenModel:
             found = {name: self._kept(answer, name, steps) for name in self.kept}
         return [{name: arrays[place] for name, arrays in found.items()} for place in range(len(rows))]
 
-    def _on_device(self, value: torch.Tensor) -> torch.Tensor:
-        dtype = self.model.dtype if value.is_floating_point() else None
-        return value.to(self.device, dtype)
+    def _on_device(self, value: Any) -> torch.Tensor:
+        tensor = torch.as_tensor(value).contiguous()  # as it is handed over by another process
+        return tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
 
     def _kept(self, answer: Any, field: str, steps: Sequence[int] | None) -> list[Array]:
         output = self.kept[field].output
@@ -149,6 +176,55 @@ class OpenModel:
 def opened_model(step: ModelStep, device: str = "cpu") -> OpenModel:
     """Returns the model of a step; a process keeps the last ones."""
     return OpenModel.of(step, device)
+
+
+@contextlib.contextmanager
+def at_samples(step: ModelStep, named: Sequence[tuple[int, str]]) -> Iterator[None]:
+    """Notes the first sample of a batch, and names it where the model fails. named: row and name of each.
+
+    Raises BuildError for what a model raises; a batch that does not fit is never cut in two: values would be others.
+    """
+    if named:
+        mark(named[0][0])
+    try:
+        yield
+    except ForebayError:
+        raise
+    except Exception as err:
+        where = f"the batch of {named[0][1]!r} and {len(named) - 1} more" if named else "a built-in input"
+        what = "make batch smaller" if is_out_of_memory(err) else "see what its device and its libraries say"
+        why = (str(err).strip() or "no message").splitlines()[0]
+        raise BuildError(
+            f"model.{step.label}: {type(err).__name__} at {where}: {why}; finished shards are kept; {what}, then run "
+            "the command again",
+            code="FB312",
+        ) from err
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Whether an exception says that memory is full, of a device or of the machine."""
+    of_torch = isinstance(err, RuntimeError) and any(
+        words in str(err) for words in ("out of memory", "allocate memory")
+    )
+    return isinstance(err, MemoryError | torch.OutOfMemoryError) or of_torch
+
+
+def _require_weights(step: ModelStep, device: str) -> None:
+    """Raises BuildError where a model's weights alone are larger than what is free of a device, or of this machine."""
+    for place in {"cpu", device}:
+        if (wanted := weights_bytes(step)) > (free := free_bytes(place)):
+            raise BuildError(
+                f"model.{step.label}: its weights take {human_bytes(wanted)} in {step.dtype}, and {place} has "
+                f'{human_bytes(free)} free; free some, name another device in run.devices, or set dtype = "bfloat16"',
+                code="FB312",
+            )
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
