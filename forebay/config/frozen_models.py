@@ -64,7 +64,7 @@ class ModelConfig:
     step: int = 64
     """Sides of these sizes are multiples of it. An image with a smaller side costs its sample."""
     least: int = 1
-    """A size that fewer images would have is left out, and they are cropped to another."""
+    """A size that is found, and that fewer images would have, is left out, and they are cropped to another."""
     resample: Literal["lanczos", "bicubic"] = "lanczos"
     """Pillow's filter by which images are resized to `size`."""
     digest: str | None = None
@@ -84,5 +84,7 @@ class ModelConfig:
             raise ValueError(f"shapes is {self.shapes}, wanted a number, or sizes of 1 pixel or more")
         if self.size is None and (self.shapes is not None or self.areas):
             raise ValueError("shapes and areas are of images that are resized; give size")
-        if self.shapes is None and (self.areas or self.least > 1):
-            raise ValueError("areas and least are of several sizes; give shapes")
+        if self.shapes is None and self.areas:
+            raise ValueError("areas are of several sizes; give shapes")
+        if not isinstance(self.shapes, int) and self.least > 1:
+            raise ValueError("least is of sizes that are found; give shapes, a number")
