@@ -398,7 +398,7 @@ class Config:
         split = self.source.split
         if not split or not all(c.isalnum() or c in "._-" for c in split):
             raise ValueError(f"source.split {split!r} becomes a folder: use letters, digits, '.', '_', '-'")
-        taken = {model.takes: model.folder for model in self.model}
+        taken = {kind: model.folder for model in self.model for kind in model.taken}
         if "image" in taken and self.vision is None:
             object.__setattr__(self, "vision", VisionConfig(processor=taken["image"], images="none"))
         if not self.vision and self.audio is None:

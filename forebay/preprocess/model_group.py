@@ -23,8 +23,9 @@ from forebay.errors import ConfigError
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.clip_group import audio_items_of
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
-from forebay.preprocess.image_form import ArrayForm
+from forebay.preprocess.image_form import ArrayForm, DecodedForm
 from forebay.preprocess.image_group import ImageItems
+from forebay.preprocess.pair_inputs import PairInputs
 from forebay.preprocess.text_inputs import TextInputs
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
@@ -34,8 +35,10 @@ from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
 from forebay.steps.batch import collate_fields, fresh
 from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
+from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.model.model_step import ModelStep
 from forebay.steps.model.open_model import OpenModel, opened_model, too_large
+from forebay.steps.model.own_model import OwnModel, opened_own
 from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields
@@ -46,15 +49,19 @@ from forebay.store.source_files import SourceFile
 
 _WINDOW = 16
 """Batches whose samples are sorted by length together: more would hold more prepared samples in memory."""
-Prepares = ItemGroup | TextInputs
+Prepares = ItemGroup | TextInputs | PairInputs
 """What prepares items for a model."""
+Model = OpenModel | OwnModel
+Declared = tuple[BatchForm, tuple[FieldSpec, ...]]
+"""How outputs lie on disk and in a batch, and those that are columns of the row table."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelItems:
     """The outputs of a model for the items of a group: an `ItemGroup`. base: prepares them.
 
-    known: the form as JSON, where a worker found it; empty: it is found here. tells: if prompts are told of its items.
+    known: form and columns as JSON, where a worker found them; empty: they are found here. tells: if prompts are told
+    of its items. A number of an item is a column of the row table; all else stands in batches.
     """
 
     name: Group
@@ -93,7 +100,11 @@ class ModelItems:
     @property
     def form(self) -> BatchForm:
         """How the outputs lie on disk and in a batch."""
-        return _known_form(self.known) if self.known else BatchForm.from_json(self.constants()["form"])
+        return self._declared[0]
+
+    @property
+    def _declared(self) -> Declared:
+        return _read(self.known) if self.known else _probed(self)[0]
 
     def items(self, manifest: Manifest) -> Items:
         return self.base.items(manifest)
@@ -105,11 +116,12 @@ class ModelItems:
         return self
 
     def measured(self, constants: Mapping[str, Any]) -> Self:
-        return replace(self, known=json.dumps(constants["form"]))
+        return replace(self, known=json.dumps({name: constants.get(name) for name in ("form", "columns")}))
 
     def fields(self) -> tuple[FieldSpec, ...]:
         hashes = () if self.lists is None else (FieldSpec(name=self._hash, dtype="str", role="table"),)
-        return (*self.form.specs(), *hashes)
+        form, columns = self._declared
+        return (*form.specs(), *columns, *hashes)
 
     @property
     def _hash(self) -> str:
@@ -117,7 +129,8 @@ class ModelItems:
         return f"{self.name}_hash"
 
     def lengths(self, shard: Shard) -> Array:
-        return shard.lengths(self.form.main.on_disk)[None]
+        form, columns = self._declared
+        return shard.lengths(form.main.on_disk if form.stored else columns[0].name)[None]
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
         return self.base.content(items, hashes)
@@ -132,9 +145,9 @@ class ModelItems:
         return ({self._hash: found, **values} for found, values in zip(rows["hash"].to_pylist(), made, strict=True))
 
     def _samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
-        model, size = self._opened(), 0
+        model, size = _opened(self.step), 0
         window: list[Values] = []
-        for values in self.base.samples(rows, read):
+        for values in self._prepared(model, self.base.samples(rows, read)):
             window.append(values)
             size += "failure" not in values
             if size == _WINDOW * model.batch_size:
@@ -142,21 +155,33 @@ class ModelItems:
                 window, size = [], 0
         yield from self._made(model, window)
 
-    def _made(self, model: OpenModel, window: Sequence[Values]) -> Iterator[Values]:
+    def _prepared(self, model: Model, items: Iterator[Values]) -> Iterator[Values]:
+        return map(model.prepared, items) if isinstance(model, OwnModel) else items
+
+    def _made(self, model: Model, window: Sequence[Values]) -> Iterator[Values]:
         """Yields the outputs for prepared items, in their order; a failure is handed on."""
         good = [place for place, values in enumerate(window) if "failure" not in values]
         made = dict(zip(good, self._outputs(model, [window[place] for place in good]), strict=True))
-        forms = {each.name: each for each in self.form.stored}
+        form, columns = self._declared
+        forms = {each.name: each for each in form.stored}
         for place, values in enumerate(window):
             if place not in made:
                 yield {name: values[name] for name in ("failure", "message")}
             elif (why := too_large(made[place], forms)) is not None:
                 yield {"failure": "not_finite", "message": f"model.{self.name}: {why}"}
             else:
-                yield {k: v for name, array in made[place].items() for k, v in forms[name].stored(array).items()}
+                found = {spec.name: made[place][spec.name].astype(spec.dtype) for spec in columns}
+                yield found | {k: v for name in forms for k, v in forms[name].stored(made[place][name]).items()}
 
-    def _outputs(self, model: OpenModel, prepared: Sequence[Values]) -> list[dict[str, Array]]:
-        """Returns the outputs for prepared items, which are given to the model by length, a batch at a time."""
+    def _outputs(self, model: Model, prepared: Sequence[Values]) -> list[dict[str, Array]]:
+        """Returns the outputs for prepared items, which are given to the model by length, a batch at a time.
+
+        A class of the user is given them in their order.
+        """
+        if isinstance(model, OwnModel):
+            size = model.batch_size
+            parts = (prepared[start : start + size] for start in range(0, len(prepared), size))
+            return [one for part in parts for one in model.made(part)]
         if not prepared:
             return []
         form = prepared_form(cast(Hashable, self.base))
@@ -198,23 +223,25 @@ class ModelItems:
 
     def constants(self) -> dict[str, Any]:
         """Returns the form, and what a probe finds: how far an output for an item alone is from that in a batch."""
-        form, promise = _probed(self)
+        (form, columns), promise = _probed(self)
         return {
             "features": MODEL,
             "takes": self.step.takes,
             "is_listed": self.lists is not None,
             "form": form.to_json(),
+            **({"columns": {spec.name: spec.dtype for spec in columns}} if columns else {}),
             "model": promise,
         }
 
     def probe(self) -> str:
         # Numerics of devices differ and stay within the promise: they are no part of keys.
-        return values_digest([{"form": digest(self.form.to_json())}])
+        form, columns = self._declared
+        return values_digest([{"form": digest(form.to_json()), "columns": ",".join(map(str, columns))}])
 
     def estimate_bytes(self, items: pa.Table) -> int:
         form = self.form
         size = sum(int(np.prod([n or 1 for n in f.shape])) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
-        return size * len(items) * (1 if not form.main.grows else _STEPS_GUESSED)
+        return size * len(items) * (_STEPS_GUESSED if form.stored and form.main.grows else 1)
 
     def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:  # noqa: ARG002
         return np.zeros(len(rows), np.int32)
@@ -225,11 +252,13 @@ class ModelItems:
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
-    def _opened(self) -> OpenModel:
-        return opened_model(self.step)
-
     def probed(self) -> Iterator[Values]:
-        yield from self._made(self._opened(), [*self.base.probed()])
+        model = _opened(self.step)
+        yield from self._made(model, [*self._prepared(model, self.base.probed())])
+
+
+def _opened(step: ModelStep) -> Model:
+    return opened_own(step) if step.is_code else opened_model(step)
 
 
 _STEPS_GUESSED = 100
@@ -244,15 +273,18 @@ def _own_rows(form: BatchForm, batch: Batch, rows: list[int]) -> list[int]:
 
 def model_items_of(config: Config, group: Any) -> ModelItems:
     """Returns the group of a section: its base prepares items as the model's own folder says."""
-    of_images = [model.name for model in config.model if model.takes == "image"]
+    of_images = [model.name for model in config.model if "image" in model.taken]
     stores_none = config.vision is not None and config.vision.images == "none"
     tells = stores_none and group.name in of_images[:1]
     return ModelItems(group.name, group.step, _base_of(config, group.step), tells=tells)
 
 
 def _base_of(config: Config, step: ModelStep) -> Prepares:
-    if step.takes == "text":
-        return TextInputs(step.folder, tokenizer_digest(Path(step.folder)))
+    if step.is_code:
+        return _decoded(config, step)
+    texts = TextInputs(step.folder, tokenizer_digest(Path(step.folder))) if "text" in step.takes else None
+    if texts is not None and step.takes == "text":
+        return texts
     if step.takes == "audio":
         rate_hz = _rate_hz(step)
         audio = AudioConfig(features="extractor", sample_rate_hz=rate_hz, settings={"extractor": step.folder})
@@ -264,7 +296,22 @@ def _base_of(config: Config, step: ModelStep) -> Prepares:
     config = replace(config, audio=None, vision=vision, text=None, model=())
     images = ImageGroup.of(config)
     assert images is not None
-    return ImageItems.of(config, images)
+    of_images = ImageItems.of(config, images)
+    return of_images if texts is None else PairInputs(of_images, texts)
+
+
+def _decoded(config: Config, step: ModelStep) -> Prepares:
+    """Returns what decodes items for a class of the user."""
+    pixels = Processed(processor="")
+    images = ImageItems(ImageGroup(step=pixels, folder=""), DecodedForm(pixels, "raw"), config.source.columns.image)
+    texts = TextInputs("", "")
+    others: dict[str, Prepares] = {"text": texts, "image": images}
+    if step.takes != "audio":
+        return others.get(step.takes) or PairInputs(images, texts)
+    audio = AudioConfig(features="waveform", sample_rate_hz=json.loads(step.args).get("sample_rate_hz", 16_000))
+    found = AudioGroup.of(replace(config, audio=audio, vision=None, text=None, model=()))
+    assert found is not None
+    return audio_items_of(config, found)
 
 
 def _rate_hz(step: ModelStep) -> int:
@@ -275,8 +322,13 @@ def _rate_hz(step: ModelStep) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def _known_form(text: str) -> BatchForm:
-    return BatchForm.from_json(json.loads(text))
+def _read(known: str) -> Declared:
+    document = json.loads(known)
+    return BatchForm.from_json(document["form"]), _columns(document["columns"] or {})
+
+
+def _columns(dtypes: Mapping[str, str]) -> tuple[FieldSpec, ...]:
+    return tuple(FieldSpec(name=name, dtype=dtype, role="table") for name, dtype in dtypes.items())
 
 
 @functools.lru_cache(maxsize=8)
@@ -284,6 +336,9 @@ def prepared_form(base: Any) -> BatchForm:
     """Returns the form in which a model is given what a group prepares."""
     if isinstance(base, TextInputs):
         return base.form
+    if isinstance(base, PairInputs):
+        parts = [prepared_form(part) for part in (base.images, base.texts)]
+        return replace(parts[0], fields=tuple(field for part in parts for field in part.fields))
     if isinstance(base, ImageItems):
         assert isinstance(base.form, ArrayForm)
         return base.form.form
@@ -294,28 +349,27 @@ def prepared_form(base: Any) -> BatchForm:
 
 
 @functools.lru_cache(maxsize=4)
-def _probed(group: ModelItems) -> tuple[BatchForm, str]:
+def _probed(group: ModelItems) -> tuple[Declared, str]:
     """Returns the form of a model's outputs, and how an item alone, again and in a batch differ, in words."""
-    model = opened_model(group.step)
-    prepared = [values for values in group.base.probed() if "failure" not in values]
+    model = _opened(group.step)
+    prepared = [values for values in group._prepared(model, group.base.probed()) if "failure" not in values]
     alone, again = ([group._outputs(model, [one])[0] for one in prepared] for _ in range(2))
     together = group._outputs(model, prepared)
-    fields = tuple(each for name in model.kept for each in model.form(name, [made[name] for made in alone]))
+    fields, numbers = model.declared(alone[0])
     form = BatchForm(made_by=model.made_by, fields=fields, promise=Promise(kind="exact"))
-    return form, f"{_promise(alone, again, together)} in batches of {model.batch_size}"
+    return (form, _columns(numbers)), f"{_promise(alone, again, together)} in batches of {model.batch_size}"
 
 
 def _promise(*runs: Sequence[Mapping[str, Array]]) -> str:
-    """Returns `equal`, `within X` or `flips n of m`: the first run against the others."""
+    """Returns `equal`, or `flips n of m` and `within X`: the first run against the others."""
     flips = codes = 0
     largest = 0.0
     for run in runs[1:]:
         for one, other in zip(runs[0], run, strict=True):
             for name, values in one.items():
                 if values.dtype.kind == "f":
-                    largest = max(largest, float(np.abs(values - other[name]).max(initial=0.0)))
+                    largest = max(largest, float(np.max(np.abs(values - other[name]), initial=0.0)))
                 else:
                     flips, codes = flips + int((values != other[name]).sum()), codes + values.size
-    if flips:
-        return f"flips {flips} of {codes}"
-    return f"within {largest:.1g}" if largest else "equal"
+    found = [f"flips {flips} of {codes}"] if flips else []
+    return ", ".join([*found, *([f"within {largest:.1g}"] if largest else [])]) or "equal"

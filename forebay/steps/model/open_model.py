@@ -19,25 +19,26 @@ from forebay.config.frozen_models import KeptOutput
 from forebay.errors import BuildError, ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.form import FieldForm
+from forebay.steps.model.derived_outputs import DERIVED, STATES
 from forebay.steps.model.frozen_families import FrozenFamily
 from forebay.steps.model.model_step import ModelStep
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
 
 _CODES = "audio_codes"
-_STATES = "last_hidden_state"
-_MEAN = "mean"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model, what it is called with, and what is kept."""
+    """A model, what it is called with, and what is kept. settings: of derived outputs. has_head: see `loader`."""
 
     step: ModelStep
     family: FrozenFamily
     model: Any
     kept: Mapping[str, KeptOutput]
     arguments: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    has_head: bool
     device: torch.device
 
     @classmethod
@@ -49,14 +50,18 @@ class OpenModel:
         """
         family = step.family()
         kept, arguments = step.outputs(family), step.arguments(family)
+        named = {each.setting for each in step.derived(family) if each.setting}
+        settings = {name: arguments.pop(name, None) for name in named}
+        has_head = step.loader(family) != family.loader
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         model = _loaded(step, family)
-        if family.layered and (step.layer is not None):
+        keeps_states = any(each.output in (STATES, "mean") for each in kept.values())
+        if family.layered and (step.layer is not None or (has_head and keeps_states)):
             arguments["output_hidden_states"] = True
         elif step.layer is not None:
             raise ConfigError(f"model.{step.label}.layer: {family.call} gives no layers; leave it out", code="FB147")
-        return cls(step, family, model.to(device).eval(), kept, arguments, torch.device(device))
+        return cls(step, family, model.to(device).eval(), kept, arguments, settings, has_head, torch.device(device))
 
     @property
     def made_by(self) -> str:
@@ -65,22 +70,35 @@ class OpenModel:
 
     @property
     def batch_size(self) -> int:
-        """Samples that are given to the model at once."""
-        return self.step.batch_size or self.family.batch
+        """Samples that are given to the model at once; one where logits are of a whole vocabulary."""
+        return self.step.batch_size or (1 if self.has_head and self.family.is_causal else self.family.batch)
 
     def made(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Array]]:
         """Returns the kept arrays of each sample of a batch, without its padding.
 
         batch: what the model takes, by name. rows: of each sample, how many rows of the input are its own.
         """
-        call = getattr(self.model, self.step.call or self.family.call)
+        name = self.step.call or self.family.call
+        call = getattr(self.model, name, None)
+        if not callable(call):
+            raise ConfigError(f"model.{self.step.label}.call: {self.made_by} has no method {name}", code="FB147")
         taken = _taken(call)
         given = {name: self._on_device(value) for name, value in batch.items() if taken is None or name in taken}
         with torch.inference_mode():
-            answer = call(**given, **self.arguments)
+            answer = self._answer(call, given)
             steps = None if self.family.steps is None else [self.family.steps(self.model, n) for n in rows]
             found = {name: self._kept(answer, name, steps) for name in self.kept}
         return [{name: arrays[place] for name, arrays in found.items()} for place in range(len(rows))]
+
+    def _answer(self, call: Any, given: Batch) -> Any:
+        try:
+            return call(**given, **self.arguments)
+        except (ValueError, TypeError, IndexError) as err:
+            raise BuildError(
+                f"model.{self.step.label}: {self.made_by}.{call.__name__} raised {err!r:.300} for {', '.join(given)} "
+                f"of {len(next(iter(given.values()), ()))} samples; set call, args or batch as the model takes them",
+                code="FB147",
+            ) from err
 
     def _on_device(self, value: torch.Tensor) -> torch.Tensor:
         dtype = self.model.dtype if value.is_floating_point() else None
@@ -88,25 +106,34 @@ class OpenModel:
 
     def _kept(self, answer: Any, field: str, steps: Sequence[int] | None) -> list[Array]:
         output = self.kept[field].output
-        values = self._output(answer, _STATES if output == _MEAN else output)
+        derived = DERIVED.get(output)
+        parts = [self._rows(answer, name, steps) for name in (derived.of if derived else (output,))]
+        if derived is None:
+            return list(map(_array, parts[0]))
+        setting = None if derived.setting is None else self.settings[derived.setting]
+        try:
+            return [_array(derived.make(*own, setting, self.model.config)) for own in zip(*parts, strict=True)]
+        except ValueError as err:
+            raise ConfigError(f"model.{self.step.label}.args: {err}", code="FB147") from err
+
+    def _rows(self, answer: Any, output: str, steps: Sequence[int] | None) -> Sequence[torch.Tensor]:
+        """Returns an output of each sample, without its padding."""
+        values = self._output(answer, output)
         if output == _CODES:
             values = (values[0] if values.ndim == 4 else values).transpose(1, 2)
-        count = len(values)
-        own = [None] * count if steps is None or values.ndim < 3 else steps
-        if steps is not None and values.ndim >= 3 and max(steps) > values.shape[1]:
+        if steps is None or values.ndim < 3:
+            return list(values)
+        if max(steps) > values.shape[1]:
             raise BuildError(
                 f"model.{self.step.label}: {output} has {values.shape[1]} steps for {max(steps)} that are expected; "
                 "this is a fault of forebay's table of families",
                 code="FB147",
             )
-        parts = [row if end is None else row[:end] for row, end in zip(values, own, strict=True)]
-        if output == _MEAN:
-            parts = [part.float().mean(dim=0) for part in parts]
-        return [_array(part) for part in parts]
+        return [row[:end] for row, end in zip(values, steps, strict=True)]
 
     def _output(self, answer: Any, name: str) -> torch.Tensor:
-        if name == _STATES and self.step.layer is not None:
-            return answer.hidden_states[self.step.layer]  # type: ignore[no-any-return]
+        if name == STATES and "output_hidden_states" in self.arguments:
+            return answer.hidden_states[-1 if self.step.layer is None else self.step.layer]  # type: ignore[no-any-return]
         found = answer if isinstance(answer, torch.Tensor) else getattr(answer, name, None)
         if not isinstance(found, torch.Tensor):
             has = ", ".join(sorted(key for key, value in answer.items() if isinstance(value, torch.Tensor)))
@@ -116,15 +143,22 @@ class OpenModel:
             )
         return found
 
-    def form(self, field: str, arrays: Sequence[Array]) -> tuple[FieldForm, ...]:
-        """Returns the form of a field, and of the mask of one that grows. arrays: of some samples, each alone."""
-        kept, first = self.kept[field], arrays[0]
-        grows = self.family.steps is not None and kept.output != _MEAN and first.ndim >= 2
+    def declared(self, first: Mapping[str, Array]) -> tuple[tuple[FieldForm, ...], Mapping[str, str]]:
+        """Returns the forms of fields, and the dtypes of those that are one number. first: of a sample alone."""
+        numbers = {name: "float32" if a.dtype.kind == "f" else "int64" for name, a in first.items() if not a.ndim}
+        forms = (form for name in self.kept if name not in numbers for form in self._form(name, first[name]))
+        return tuple(forms), numbers
+
+    def _form(self, field: str, first: Array) -> tuple[FieldForm, ...]:
+        """Returns the form of a field, and of the mask of one that grows. first: of a sample alone."""
+        kept = self.kept[field]
+        grows = self.family.steps is not None and first.ndim >= 2
         shape: tuple[int | None, ...] = (None, *first.shape[1:]) if grows else first.shape
         if first.dtype.kind == "f":
             form = FieldForm(name=field, dtype="float32", shape=shape, stored_dtype=kept.dtype)
         else:
-            form = FieldForm(name=field, dtype="int64", shape=shape, stored_dtype=_codes_dtype(self.model))
+            stored = _codes_dtype(self.model) if kept.output == _CODES else "int32"
+            form = FieldForm(name=field, dtype="int64", shape=shape, stored_dtype=stored)
         if not grows:
             return (form,)
         return form, FieldForm(name=f"{field}_mask", dtype="int64", shape=(None,), stored_dtype="uint8", mask_of=field)
@@ -140,10 +174,10 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
     import transformers
     from safetensors import SafetensorError
 
-    dtype, folder = getattr(torch, step.dtype), Path(step.folder)
+    dtype, folder, loader = getattr(torch, step.dtype), Path(step.folder), step.loader(family)
     try:
         whole, info = from_folder(
-            getattr(transformers, family.loader), folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+            getattr(transformers, loader), folder, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
         raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB147") from err
@@ -153,7 +187,9 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
             f"{missing[0]} among them: its values would be random; name the folder of the whole model",
             code="FB147",
         )
-    return functools.reduce(getattr, filter(None, family.part.split(".")), whole)
+    whole.config.use_cache = False  # of keys and values, which nobody reads
+    is_whole = loader != family.loader or step.call not in (None, family.call)
+    return whole if is_whole else functools.reduce(getattr, filter(None, family.part.split(".")), whole)
 
 
 @functools.cache
@@ -181,7 +217,7 @@ def too_large(values: Mapping[str, Array], forms: Mapping[str, FieldForm]) -> st
     """Returns which field holds NaN, infinity or what its stored type cannot hold; None where all is well."""
     for name, array in values.items():
         if array.dtype.kind == "f" and array.size:
-            stored = forms[name].stored_dtype
+            stored = forms[name].stored_dtype if name in forms else "float32"
             largest = float(np.abs(array).max())
             if not largest <= float(np.finfo(stored).max):
                 return f"{name} holds {largest:g}, which {stored} does not"
