@@ -27,6 +27,31 @@ class KeptOutput:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenPattern:
+    """Codes of a codec as the tokens of a language model: made at load of what is stored, in no key.
+
+    Codebook k of [frames, codebooks] has `bos`, its codes plus k times `offset`, `eos`, all of it k times `delay`
+    frames later. Tokens that are no codes are best numbered behind all codes.
+    """
+
+    __pydantic_config__ = STRICT
+
+    delay: int = 0
+    """Frames by which each codebook stands behind the one before it: MusicGen has 1."""
+    offset: int = 0
+    """The number by which the codes of each codebook are above those of the one before it."""
+    bos: int | None = None
+    """The token before the first code of each codebook."""
+    eos: int | None = None
+    """The token behind the last one."""
+    pad: int = 0
+    """The token where nothing stands: beside codebooks that are delayed, and in the padding of a batch."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "delay", "offset", "bos", "eos", "pad")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """A model whose outputs are stored: codec tokens, latents, embeddings, states of an encoder, scores.
 
