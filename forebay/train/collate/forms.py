@@ -158,15 +158,13 @@ def _are_codes(form: FieldForm) -> bool:
 def in_pattern(codes: Array, pattern: TokenPattern) -> Array:
     """Returns codes as tokens, int32 [frames + ..., codebooks], see `TokenPattern`. codes: [frames, codebooks]."""
     frames, books = codes.shape
-    edges = [
-        np.zeros(0, np.int32) if token is None else np.array([token], np.int32) for token in (pattern.bos, pattern.eos)
-    ]
-    length = len(edges[0]) + frames + len(edges[1])
+    bos, eos = (np.array([] if token is None else [token], np.int32) for token in (pattern.bos, pattern.eos))
+    length = len(bos) + frames + len(eos)
     out = np.full((length + pattern.delay * (books - 1), books), pattern.pad, np.int32)
     for book in range(books):
         raised = codes[:, book].astype(np.int32) + book * pattern.offset
         start = book * pattern.delay
-        out[start : start + length, book] = np.concatenate((edges[0], raised, edges[1]))
+        out[start : start + length, book] = np.concatenate((bos, raised, eos))
     return out
 
 

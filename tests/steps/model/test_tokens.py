@@ -15,6 +15,7 @@ from forebay import load_config
 from forebay.config.frozen_models import TokenPattern
 from forebay.errors import ConfigError
 from forebay.train import make_loader
+from forebay.train.collate.collator import Collator
 from forebay.train.collate.forms import in_pattern
 from tests.steps.model.test_families import SPEECH, Corpus, of_sample, section
 
@@ -64,6 +65,10 @@ def test_a_batch_has_tokens_and_their_mask(corpus: Corpus) -> None:
             assert row[: len(tokens_of_one)].tolist() == tokens_of_one
             assert (row[len(tokens_of_one) :] == 202).all()
             assert mask.sum() == len(tokens_of_one)
+    samples = [source.read(index) for index in range(len(source))]
+    here, there = (Collator(source, tokens={"dac": pattern}, on_device=on_device) for on_device in (False, True))
+    for name, value in there.finish(there(samples)).items():
+        assert torch.equal(value, here(samples)[name])
 
 
 @pytest.mark.parametrize(
