@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,6 +57,32 @@ def offline() -> Iterator[None]:
     finally:
         with _lock:
             constants.HF_HUB_OFFLINE = _inside.pop() or bool(_inside)
+
+
+@contextlib.contextmanager
+def no_bar() -> Iterator[None]:
+    """Hides transformers' bars: a second bar would have to move the cursor of the terminal."""
+    from transformers.utils import logging as transformers_logging
+
+    was_shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            transformers_logging.enable_progress_bar()
+
+
+def kernels_in(document: Any) -> Iterator[str]:
+    """Yields the implementations of attention and the like that a config.json names by a repository, at any depth."""
+    values = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in values:
+        if "_implementation" in str(key) and "/" in json.dumps(value):
+            yield f"{key} = {json.dumps(value)}"
+        else:
+            yield from kernels_in(value)
 
 
 def without_dropout(tokenizer: Any) -> None:

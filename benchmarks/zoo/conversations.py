@@ -36,6 +36,7 @@ from forebay.steps.image.processor.whole import (
     sound_extractor_of,
     whole_processor,
 )
+from forebay.steps.step import AudioStep
 from forebay.steps.text.chat.chat_steps import ProcessorChat, ProcessorChatEncoder, SoundChat
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Group
@@ -74,7 +75,7 @@ class Outcome:
     families: tuple[str, ...]
     encoder: ProcessorChatEncoder | None
     why: str
-    sound: tuple[Probed, bool] | None = None
+    sound: tuple[Probed, AudioStep | None] | None = None
 
     @property
     def sound_line(self) -> str:
@@ -82,13 +83,15 @@ class Outcome:
         families = ", ".join(self.families)
         if self.encoder is None or self.sound is None:
             return f"| `{self.name}` | {families} | no | {self.why} | |"
-        (sound, is_native), writer = self.sound, self.encoder.writer
+        (sound, native), writer = self.sound, self.encoder.writer
         fields = ", ".join(field.name for field in sound.form.fields)
         notes = ["with images"] if "image" in writer.groups else []
         notes += ["one clip a conversation"] if self.encoder.text_form.most.get("audio") == 1 else []
         if sound.longest is not None:
-            notes.append(f"clips of up to {sound.longest / writer.parts['audio'].sampling_rate:g} s")
-        notes += ["forebay's own log-mel, within 1e-6"] if is_native else []
+            windows, seconds = getattr(native, "windows", 1), sound.longest / writer.parts["audio"].sampling_rate
+            notes.append(f"clips of up to {windows * seconds:g} s")
+            notes += [f"in windows of {seconds:g} s"] if windows > 1 else []
+        notes += [] if native is None else ["forebay's own log-mel, within 1e-6"]
         notes += [f"without images: {self.why}"] if self.why else []
         return f"| `{self.name}` | {families} | {fields} | {sound.form.promise} | {', '.join(notes)} |"
 
@@ -160,6 +163,8 @@ def outcome_of(name: str, families: tuple[str, ...], folder: Path, group: Group 
     for groups in wanted:
         try:
             _write(cls, name, families, folder, groups)
+            if group == "audio":
+                ConversationSound.facts(ExtractorFolder.read(folder))
             encoder = _encoder(folder, groups)
             return Outcome(name, families, encoder, why, _sound(folder) if group == "audio" else None)
         except (ConfigError, LookupError) as err:
@@ -253,12 +258,12 @@ def _encoder(folder: Path, groups: tuple[Group, ...]) -> ProcessorChatEncoder:
     ).opened(folder, merge_size=None)
 
 
-def _sound(folder: Path) -> tuple[Probed, bool]:
-    """Returns what a probe finds of clips, and whether forebay makes their values itself."""
+def _sound(folder: Path) -> tuple[Probed, AudioStep | None]:
+    """Returns what a probe finds of clips, and the step by which forebay makes their values itself."""
     found = ExtractorFolder.read(folder)
     rate_hz = int(found.document.get("sampling_rate", 16_000))
     step = ConversationSound(extractor=str(folder), rate_hz=rate_hz, **ConversationSound.facts(found))
-    return step.probe(), ConversationSound.native(found, dtype="float32") is not None
+    return step.probe(), ConversationSound.native(found, dtype="float32")
 
 
 def _tokenizer(special: list[str], attributes: dict[str, str]) -> Any:

@@ -212,7 +212,7 @@ class InspectCommand(ConfigCommand):
     sample: str | None = option(
         "one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's id", "I"
     )
-    wav: Path | None = option("with --sample: write its audio, where the cache keeps it", "FILE")
+    wav: Path | None = option("with --sample: write its audio; of several clips FILE-0.wav, FILE-1.wav, ...", "FILE")
     png: Path | None = option("with --sample: draw its features, or its images", "FILE")
     export: Path | None = option("write the row table", "FILE.parquet")
     bucket_manifests: Path | None = option("write one shuffled row table for each bucket of [plan]", "DIR")

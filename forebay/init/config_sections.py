@@ -74,7 +74,7 @@ class RecordingSections(RowMeaning):
         if is_in_part or found.audio:
             size = max(1, min(BATCH_SIZE, found.count // 4 or 1))
             room = ("batch_size", size, "clips a batch; Whisper pads each to 30 s")
-        return [audio, *text, _buckets(found, "", room)]
+        return [audio, *text, buckets(found, "", room)]
 
     def check_rows(self, found: Candidate, config: Config) -> None:
         # Kinds whose rows may be of pieces of recordings, and how many of them are listed to see it.
@@ -136,7 +136,7 @@ class TextSections(RowMeaning):
         assert model.text_prompt is not None
         audio = Section("audio", [("features", "none", "")])
         room = ("batch_tokens", BATCH_TOKENS, "padded tokens a batch")
-        return [audio, *_text(made, model, model.text_prompt), _buckets(made.found, " of like length", room)]
+        return [audio, *_text(made, model, model.text_prompt), buckets(made.found, " of like length", room)]
 
     def trains(self, found: Candidate, model: Model) -> bool:  # noqa: ARG002
         return model.trains and model.audio.get("features") != "extractor"
@@ -204,7 +204,8 @@ def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
     return [section]
 
 
-def _buckets(found: Candidate, which: str, room: Setting) -> Section:
+def buckets(found: Candidate, which: str, room: Setting) -> Section:
+    """Returns `[plan]`. which: samples stand in a bucket; empty: by their durations. room: the setting of a batch."""
     why = f"buckets{which}" if which else "buckets, with the edges that pad these durations least"
     return Section("plan", [("k", num_buckets(found), why), room, *small_set(found)])
 

@@ -274,6 +274,11 @@ def _task_of(
     return None
 
 
+def is_talker(model_type: str) -> bool:
+    """Whether transformers has a class of a model type that learns conversations over images or clips."""
+    return any(model_type in _classes_of(table) for table in _OF_IMAGES["chat"])
+
+
 def _classes_of(task: str) -> dict[str, tuple[str, ...]]:
     """Returns the classes of a table of transformers by model type."""
     from transformers.models.auto import modeling_auto  # not at import: a folder of a native step needs none of it

@@ -22,12 +22,14 @@ from forebay.errors import ConfigError, ManifestError
 from forebay.extras import install_line
 from forebay.init.candidate import Candidate, Headers, Pictures, RowMeaning, Sounds, unlike_usual
 from forebay.init.config_sections import IMAGES, RECORDINGS, TEXTS
+from forebay.init.conversation_sections import TALKS, take_talks
 from forebay.init.folder_files import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, split_of, spread, walk
-from forebay.init.questions import Choice, Chooser, column_of, columns_beside, speech_columns
+from forebay.init.questions import Choice, Chooser, column_of, columns_beside, columns_of, speech_columns
 from forebay.init.sample_files import list_over_tars, manifest_over_tars
 from forebay.init.table_head import (
     LikelyColumn,
     TableHead,
+    clips_of_row,
     images_of_row,
     is_language,
     languages_of,
@@ -40,9 +42,9 @@ from forebay.init.table_head import (
 )
 from forebay.rows.list_rows import check_pieces
 from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
-from forebay.rows.meanings.recordings import ENDS, STARTS
 from forebay.rows.reader import DURATIONS, IMAGE_EXTENSIONS
 from forebay.rows.readers.arrow_files import HfFile
+from forebay.rows.segments import ENDS, STARTS
 from forebay.steps.recipe import load_config
 from forebay.store.source_files import hf_splits
 from forebay.terminal import counted
@@ -217,7 +219,10 @@ def _candidate(tables: Tables, tree: Tree | None) -> Candidate | None:
         name = os.path.relpath(table.path, table.path.parent if tree is None else tree.root)
         return Candidate(kind, (table.path,), meaning, f"{label}{said}", score, look, name=name)
 
-    if audio := path_columns(table, RECORDING_FILES, folders=folders):
+    audio = path_columns(table, RECORDING_FILES, folders=folders)
+    if any(clips_of_row(row) and words_of(row, {}) is not None for row in table.rows):
+        return made("table", TALKS, 82, " of conversations with clips", _talks, audio)
+    if audio:
         return made("table", RECORDINGS, 80, f", recordings by column {audio[0].name}", _recordings, audio)
     if tree is not None and (named := name_columns(table, tree.audio)):
         said = f", recordings by their names in column {named[0].name}"
@@ -349,6 +354,12 @@ def _images(tables: Tables, images: Sequence[LikelyColumn], found: Candidate, ch
     found.notes = [*tables.notes(), *notes]
 
 
+def _talks(tables: Tables, clips: Sequence[LikelyColumn], found: Candidate, chooser: Chooser) -> None:
+    take_talks(found, tables.first, clips, tables.folders, chooser)
+    tables.count_into(found)
+    found.notes = tables.notes()
+
+
 def _of_lines(table: TableHead, images: Sequence[LikelyColumn]) -> Sequence[LikelyColumn]:
     """Returns one column where JSON lines have `image` in some rows and `images` in others: both are read."""
     usual = [each for each in images if each.name in IMAGE_FIELDS]
@@ -429,7 +440,12 @@ def _look(splits: Sequence[str], files_of: Callable[[str], list[Path]], found: C
 def _take_media(table: TableHead, found: Candidate, chooser: Chooser) -> None:
     images = [name for name in table.blobs if _holds(Pictures, table, name)]
     sounds = [name for name in table.blobs if name not in images and _holds(Sounds, table, name)]
-    if sounds or "column audio" in chooser.given:
+    if sounds and any(words_of(row, {}) is not None for row in table.rows):
+        audio = _named(table, "audio", sounds, chooser)
+        found.meaning = TALKS
+        found.take_images(table, "chat", columns_of(table, "chat", {"audio": audio}, chooser))
+        found.sounds, found.images_a_row = Sounds.of(table.encoded(audio)), [0]
+    elif sounds or "column audio" in chooser.given:
         audio = _named(table, "audio", sounds, chooser)
         found.take_recordings([table], speech_columns(table, audio, chooser))
         found.sounds = Sounds.of(table.encoded(audio) if audio in table.blobs else ())

@@ -194,9 +194,15 @@ def columns_beside(
 
     image: the column of images; None where conversations name them.
     """
-    taken = [image or ""]
-    prompt, notes = _prompt_of_table(table, taken, chooser)
-    columns: dict[str, str | None] = {"image": image}
+    prompt, notes = _prompt_of_table(table, [image or ""], chooser)
+    return prompt, columns_of(table, prompt, {"image": image}, chooser), notes
+
+
+def columns_of(
+    table: TableHead, prompt: str, media: Mapping[str, str | None], chooser: Chooser
+) -> dict[str, str | None]:
+    """Returns the columns that a `text.prompt` takes, by role. media: those of items."""
+    columns, taken = dict(media), [name or "" for name in media.values()]
     has_messages = "column messages" in chooser.given or likely_columns(table, "messages", taken=taken)
     for role in _ROLES[prompt]:
         if role in (("question", "answer") if has_messages else ("messages",)):
@@ -206,8 +212,7 @@ def columns_beside(
             likely = likely[:1] or likely_columns(table, "text", taken=taken)
         columns[role] = column_of(table, role, likely, chooser, may_lack=False)
         taken.append(columns[role] or "")
-    columns["id"] = _id_column(table, taken, chooser)
-    return prompt, columns, notes
+    return {**columns, "id": _id_column(table, taken, chooser)}
 
 
 def _prompt_of_table(table: TableHead, taken: Sequence[str], chooser: Chooser) -> tuple[str, list[str]]:

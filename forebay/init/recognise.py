@@ -50,6 +50,7 @@ NEEDS = """forebay init knows:
   tars of recordings, or of images, each with a .json, .txt or .cls of its name;
   images in folders of their classes, with a .txt of the same name beside each, or alone;
   a table with a column of paths of images, and a question and answer (or messages), a class or a text beside it;
+  a table of messages, or of questions and answers, with clips: their paths in a column or in the messages;
   plain texts, a text a line;
   texts alone as JSON lines, compressed lines (.gz, .zst), or a column of parquet"""
 

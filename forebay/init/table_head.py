@@ -22,11 +22,12 @@ import pyarrow.compute as pc
 
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.folder_files import SAMPLE, spread
-from forebay.rows.meanings.canonical_chat import IMAGES, MESSAGES
+from forebay.rows.meanings.canonical_chat import IMAGES, MESSAGES, NAMED_BY
 from forebay.rows.meanings.image_class import declared_classes, named_labels
 from forebay.rows.readers.arrow_files import HfFile, holds_numbers, is_bytes, is_list
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv, read_json_lines
 from forebay.rows.readers.json_lines import JsonError, is_array, manifest_objects, parse_object
+from forebay.store.layout import Group
 
 Form = Literal["csv", "jsonl", "data"]
 Row = Mapping[str, Any]
@@ -307,8 +308,8 @@ def path_columns(table: TableHead, extensions: Iterable[str], *, folders: Sequen
 
 def written_paths(table: TableHead, name: str) -> list[str]:
     """Returns the paths that a column holds, as they are written: texts, lists of texts, or `path` of mappings."""
-    cells = (value.get("path") if isinstance(value, dict) else value for value in table.values(name))
-    return [each for cell in cells for each in as_list(cell) if isinstance(each, str) and each and "\0" not in each]
+    named = (named_in(each) for value in table.values(name) for each in as_list(value))
+    return [each for each in named if each and "\0" not in each]
 
 
 def name_columns(table: TableHead, audio: Sequence[str]) -> list[LikelyColumn]:
@@ -423,16 +424,31 @@ def _words(content: Any) -> str:
 
 def images_of_row(row: Row, column: str | None = None) -> list[str]:
     """Returns the names of images that a row has, in its fields and in the parts of its messages."""
-    found: list[str] = []
-    for name in (column,) if column else IMAGES:
-        found += [each for each in as_list(row.get(name)) if isinstance(each, str) and each]
-    for name in MESSAGES:
-        messages = row.get(name)
-        for message in messages if isinstance(messages, list) else ():
-            content = message.get("content") if isinstance(message, dict) else None
-            parts = content if isinstance(content, list) else []
-            found += [p["image"] for p in parts if isinstance(p, dict) and isinstance(p.get("image"), str)]
-    return found
+    found = [each for name in ((column,) if column else IMAGES) for each in as_list(row.get(name))]
+    return [each for each in (*found, *_in_parts(row, "image")) if isinstance(each, str) and each]
+
+
+def clips_of_row(row: Row, column: str | None = None) -> list[Any]:
+    """Returns what names the clips of a row's conversation: texts, or mappings with a path or without one."""
+    named = [each for name in ((column,) if column else NAMED_BY["audio"]) for each in as_list(row.get(name))]
+    return [each for each in (*named, *_in_parts(row, "audio")) if each]
+
+
+def named_in(value: Any) -> str:
+    """Returns the path that a text or a mapping is; "" where it is none."""
+    if isinstance(value, dict):
+        value = next((value[name] for name in ("audio", "path", "url") if value.get(name)), "")
+    return value if isinstance(value, str) and not value.startswith("data:") else ""
+
+
+def _in_parts(row: Row, kind: Group) -> list[Any]:
+    """Returns what names the items of a kind in the parts of messages; of clips the parts themselves."""
+    messages = [each for name in MESSAGES for each in as_list(row.get(name)) if isinstance(each, dict)]
+    contents = (message.get("content") for message in messages)
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    if kind == "image":
+        return [part.get("image") for part in parts]
+    return [part for part in parts if part.get("type") in ("audio", "input_audio")]
 
 
 def classes_of(table: TableHead, name: str) -> Counter[str]:

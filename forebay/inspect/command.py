@@ -171,14 +171,14 @@ def plan_roots(place: str, named: str | None, remote: RemoteConfig) -> list[Path
 
 
 def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
+    wavs: dict[Path, Mapping[str, Array]] = {}
     if sample is not None and outputs.wav is not None:
         from forebay.inspect.bucket_manifests import write_wav
 
-        tensors = sample.tensors
-        if "waveform" not in tensors and config is not None and outputs.sounds is not None:
-            heard = outputs.sounds(config, cache)(sample.row)
-            tensors = {**tensors, **({} if heard is None else {"waveform": heard})}
-        write_wav(cache, tensors, outputs.wav)
+        wavs = _sounds(cache, sample, outputs, outputs.wav, config)
+        for path, tensors in wavs.items():
+            check_output(path, "--wav", folder=cache.folder, config=config)
+            write_wav(cache, tensors, path)
     if sample is not None and outputs.png is not None:
         from forebay.inspect.page.cards import hop_s
         from forebay.inspect.picture import draw, draw_tiles, sample_title, write_figure
@@ -195,7 +195,32 @@ def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, conf
         from forebay.inspect.bucket_manifests import write_table
 
         write_table(cache, outputs.export)
-    return [str(path) for path in (outputs.wav, outputs.png, outputs.export) if path is not None]
+    return [str(path) for path in (*wavs, outputs.png, outputs.export) if path is not None]
+
+
+def _sounds(
+    cache: Cache, sample: Sample, options: InspectOptions, path: Path, config: Config | None
+) -> dict[Path, Mapping[str, Array]]:
+    """Returns the tensors of each WAV: of a recording, or of each clip that a sample lists, numbered if it has several.
+
+    Raises ConfigError for a sample without clips, and for clips that cannot be had.
+    """
+    listen = None if config is None or options.sounds is None else options.sounds(config, cache)
+    if "audio" not in sample.items:
+        heard = None if listen is None or "waveform" in sample.tensors else listen(sample.row)
+        return {path: {**sample.tensors, **({} if heard is None else {"waveform": heard})}}
+    name, clips = str(sample.row["sample_id"]), sample.items["audio"]
+    if not clips:
+        raise ConfigError(f"--wav: sample {name} of {cache.place} has no clips; leave --wav out")
+    found = {} if listen is None else listen.clips(name)
+    if gone := next((clip for clip in clips if clip.hash not in found), None):
+        raise ConfigError(
+            f"--wav: {cache.place} keeps features of clips alone, and {gone.name} is not at hand as it was read; name "
+            "the config where its sources are on this machine, as they were read"
+        )
+    ends = [""] if len(clips) == 1 else [f"-{number}" for number in range(len(clips))]
+    places = [path.with_name(f"{path.stem}{end}{path.suffix}") for end in ends]
+    return {place: {"waveform": found[clip.hash]} for place, clip in zip(places, clips, strict=True)}
 
 
 def _cache_lines(facts: dict[str, Any], sample: Sample | None) -> Iterator[str]:

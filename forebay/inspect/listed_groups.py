@@ -365,8 +365,14 @@ _GROUPS: Mapping[type[Any], type[ListedGroup]] = {
 def listed_groups(cache: Cache) -> dict[Group, ListedGroup]:
     """Returns the groups of a cache whose items samples list, but those that models made of them."""
     stored: Mapping[Group, StoredItems] = stored_items(cache.metadata, folder=cache.folder)
+    named = names_items(cache)
+    return {group: _GROUPS[type(found)](cache, group, found) for group, found in stored.items() if group in named}
+
+
+def names_items(cache: Cache) -> list[Group]:
+    """Returns the groups of which rows name their items: what a model made of them is no item of its own."""
     made = {group for group, values in cache.constants.groups.items() if values.get("features") == MODEL}
-    return {group: _GROUPS[type(found)](cache, group, found) for group, found in stored.items() if group not in made}
+    return [group for group in cache.listed if group not in made]
 
 
 def _table_size(table: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,10 +22,19 @@ from forebay.store.key import TEXT, list_of, record
 from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
 from forebay.store.shard import Shard
 
-Sounds = Callable[[Config, Cache], Callable[[Mapping[str, Any]], Array | None]]
-"""A function of a config and its cache: gives the waveform of a row from its source, None where that is not there.
 
-None also of a source that changed. Only `preprocess` reads sources, which is not known here."""
+class Listen(Protocol):
+    """The sound of samples, from its sources. Only `preprocess` reads these, which is not known here."""
+
+    def __call__(self, row: Mapping[str, Any], /) -> Array | None:
+        """Returns the waveform of a row; None where its source is not there, or changed."""
+
+    def clips(self, sample_id: str) -> Mapping[str, Array]:
+        """Returns the waveforms of the clips that a sample lists, by their hashes; those whose source is there."""
+
+
+Sounds = Callable[[Config, Cache], Listen]
+"""A function of a config and its cache."""
 
 _CONVERSATION = list_of(record({"role": TEXT, "content": list_of(record({"type": TEXT}, {"text": TEXT}))}))
 

@@ -111,9 +111,7 @@ def _length(read: Callable[[int, int], bytes], offset: int, size: int, step: Dec
     if info is None:
         return UNKNOWN
     if segment is not None and info.num_samples > 0:
-        start, stop = segment.frames(info.sample_rate_hz)
-        count = min(info.num_samples if stop is None else stop, info.num_samples) - start
-        info = info._replace(num_samples=max(count, 0))
+        info = info._replace(num_samples=segment.samples_of(info.num_samples, info.sample_rate_hz))
     return decoded_length(info, step)
 
 

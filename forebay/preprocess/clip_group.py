@@ -13,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.tree import Config
+from forebay.errors import SampleError
 from forebay.preprocess.audio_group import NUM_SAMPLES, AudioItems, decoded_length
 from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, item_names, without
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import LISTS, Manifest
+from forebay.rows.segments import segment_columns, segment_of
 from forebay.steps.audio.audio_section import AudioGroup, in_conversations
 from forebay.store.image.stored_items import StoredFields
 from forebay.store.layout import Array, FieldSpec
@@ -52,18 +54,42 @@ class ClipItems(AudioItems):
     def checked(self, manifest: Manifest) -> Manifest:
         """Returns the manifest with `num_audio_samples` of the clips as they will be decoded, see `ItemGroup`."""
         clips = manifest.items[self.name]
-        headers = zip(clips["num_samples"].to_pylist(), clips["sample_rate_hz"].to_pylist(), strict=True)
-        lengths = [decoded_length(AudioInfo(rate_hz, count, 1, ""), self.steps.decode) for count, rate_hz in headers]
+        rows = clips.select(["num_samples", "sample_rate_hz", *segment_columns(clips)]).to_pylist()
+        headers = [AudioInfo(row["sample_rate_hz"], _told_samples(row), 1, "") for row in rows]
+        lengths = [decoded_length(info, self.steps.decode) for info in headers]
         clips = clips.append_column(NUM_SAMPLES.name, pa.array(lengths, pa.int64()))
-        found = ((self.limits.problem(length) or self.steps.features.refused(length)) for length in lengths)
+        found = (
+            self._no_stretch(row, length) or self.limits.problem(length) or self.steps.features.refused(length)
+            for row, length in zip(rows, lengths, strict=True)
+        )
         refused = {place: error for place, error in enumerate(found) if error is not None}
         return without(replace(manifest, items={**manifest.items, self.name: clips}), self.name, refused)
+
+    def _no_stretch(self, row: Mapping[str, Any], num_samples: int) -> SampleError | None:
+        """Why a clip is no stretch of its recording, in the reasons of rows that are segments; None where it is whole.
+
+        row: of `checked`. num_samples: of the stretch, as it will be decoded.
+        """
+        if (segment := segment_of(row)) is None:
+            return None
+        rate_hz, is_nothing = row["sample_rate_hz"], num_samples < 0
+        start, stop = segment.frames(rate_hz)
+        if is_nothing and start == stop:
+            return SampleError("bad_segment", f"less than a sample at {rate_hz} Hz; correct the row")
+        if is_nothing:
+            said = f"its recording has {row['num_samples'] / rate_hz:.2f} s; correct the row"
+            return SampleError("segment_past_end", said)
+        if self.limits.shorter(np.array([num_samples]), np.array([segment.end_s - segment.start_s]))[0]:
+            seconds = f"{num_samples / self.limits.sample_rate_hz:.2f} s"
+            said = f"its recording has {seconds} of it; correct the row, or raise source.duration_tolerance"
+            return SampleError("duration_mismatch", said)
+        return None
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:  # noqa: ARG002  each has its own
         return {"clips": columns_digest(items.select(["hash"]))}
 
     def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
-        rows = items.select(["file", "offset", "size", "hash", NUM_SAMPLES.name])
+        rows = items.select(["file", "offset", "size", "hash", NUM_SAMPLES.name, *segment_columns(items)])
         return rows.append_column("sample_id", pa.array(item_names(items, files), pa.large_string()))
 
     def told(self, items: pa.Table) -> list[Any]:
@@ -97,8 +123,16 @@ class ClipItems(AudioItems):
 
     def _num_cut(self, clips: pa.Table) -> int:
         """Clips of which only the first `clip_s` seconds were taken."""
-        seconds, limit = clips["num_samples"].to_numpy() / clips["sample_rate_hz"].to_numpy(), self.steps.decode.clip_s
-        return 0 if limit is None else int((seconds > limit).sum())
+        if (limit := self.steps.decode.clip_s) is None:
+            return 0
+        rows = clips.select(["num_samples", "sample_rate_hz", *segment_columns(clips)]).to_pylist()
+        return sum(_told_samples(row) / row["sample_rate_hz"] > limit for row in rows)
+
+
+def _told_samples(row: Mapping[str, Any]) -> int:
+    """Returns how many samples a clip has at its own rate, by the header of its recording."""
+    count, segment = int(row["num_samples"]), segment_of(row)
+    return count if segment is None else segment.samples_of(count, row["sample_rate_hz"])
 
 
 def audio_items_of(config: Config, steps: AudioGroup) -> AudioItems:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import DecodeError, ForebayError
-from forebay.rows.list_rows import list_rows
+from forebay.rows.list_rows import list_row, list_rows
 from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.media_reader import MediaReader
@@ -288,6 +288,25 @@ class Heard:
             return None
         found: Array = Waveform().make([clip])[0]["waveform"]
         return found if len(found) == row.get("num_audio_samples", len(found)) else None
+
+    def clips(self, sample_id: str) -> Mapping[str, Array]:
+        """Returns the waveforms int16 [num_samples] of the clips of a conversation, by what `audio_hash` says of each.
+
+        Those whose source is on this machine; the hash is of what it holds now.
+        """
+        source, audio = localized(self._config).source, recipe_of(self._config).audio
+        found: dict[str, Array] = {}
+        with contextlib.suppress(ForebayError, OSError):
+            manifest = list_row(source, meaning_of(self._config), sample_id, cache_root=self._config.cache_root)
+            if manifest is None or audio is None:
+                return found
+            column, most = source.columns.media, source.max_sample_bytes
+            with MediaReader(manifest.files, max_open=1, max_bytes=most, column=column, as_listed=True) as read:
+                for item in manifest.items["audio"].to_pylist():
+                    data = read(item["file"], item["offset"], item["size"], segment_of(item))
+                    clip = decode_audio(data, audio.decode, sample_id=sample_id, want="int16")
+                    found[item["hash"]] = Waveform().make([clip])[0]["waveform"]
+        return found
 
     def _encoded(self, sample_id: str) -> bytes | None:
         with self._lock:

@@ -20,7 +20,7 @@ from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.listed_media import flattened, item_name
 from forebay.rows.manifest import LISTS, Manifest
 from forebay.rows.reader import Failures
-from forebay.rows.segments import Bounds
+from forebay.rows.segments import Bounds, reading_order, segment_columns, segment_of
 from forebay.rows.source_table import SourceFiles
 from forebay.store.image.codec import Codec
 from forebay.store.layout import Array, FieldSpec, Group, Ints
@@ -87,7 +87,8 @@ Finished = Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
 class Items:
     """The items of a group as they are stored, and those of each row of a listing.
 
-    table: a row an item, in the order in which they are stored: those of each source file by their first mention.
+    table: a row an item, in the order in which they are stored: those of each source file by their first mention,
+    stretches of a recording in time behind the first of them.
     group: int [items], the source file that each is cut by. different: items of the listing, each once. offsets: int64
     [rows + 1], None where each row is its own item; those of row i are places[offsets[i] : offsets[i + 1]].
     """
@@ -111,6 +112,8 @@ class Items:
         count = max(len(table), 1)
         pairs, first, inverse = np.unique(owner * count + flat, return_index=True, return_inverse=True)
         order = np.argsort(first, kind="stable")
+        if segment_columns(table):
+            order = order[reading_order(table.take(pa.array(pairs[order] % count)), pairs[order] // count)]
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
         stored = pairs[order]
@@ -277,8 +280,8 @@ class ItemGroup(Protocol):
 def item_names(items: pa.Table, files: Sequence[SourceFile]) -> list[str]:
     """Returns what to call some listed items: the file, and the member or the row inside it."""
     return [
-        item_name(files[row["file"]], row["member"], offset=row["offset"], size=row["size"])
-        for row in items.select(["file", "member", "offset", "size"]).to_pylist()
+        item_name(files[row["file"]], row["member"], offset=row["offset"], size=row["size"], segment=segment_of(row))
+        for row in items.select(["file", "member", "offset", "size", *segment_columns(items)]).to_pylist()
     ]
 
 

@@ -8,6 +8,7 @@ keys; recorded in the cache.
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
 import struct
@@ -58,10 +59,11 @@ def probe_features(num_bins: int) -> list[bytes]:
     return [_features(num_bins, seed=seed) for seed in (1, 2, 3)]
 
 
-def probe_images() -> list[tuple[str, bytes]]:
+@functools.cache
+def probe_images() -> tuple[tuple[str, bytes], ...]:
     """Returns four built-in images with names: a JPEG, PNGs to be scaled up and down, a transparent one."""
     images = [base64.b64decode(_JPEG), _png(40, 90, seed=1), _png(700, 300, seed=2), _png(64, 64, seed=3, channels=4)]
-    return [(f"probe-{number}", data) for number, data in enumerate(images)]
+    return tuple((f"probe-{number}", data) for number, data in enumerate(images))
 
 
 def probe_conversations(groups: Sequence[str]) -> list[str]:

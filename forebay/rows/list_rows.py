@@ -330,6 +330,24 @@ def _listed_alone(listing: RowListing) -> Manifest:
     return listing.in_waves(listing.pieces(), run, judge, first=first)
 
 
+def list_row(
+    source: SourceConfig, meaning: Meaning, sample_id: str, *, cache_root: str | os.PathLike[str]
+) -> Manifest | None:
+    """Returns the listing of one row of a meaning that lists all of its items, None where there is no such row.
+
+    Items of no other row are looked at. Raises as `list_rows` does.
+    """
+    listing = RowListing(source=source, meaning=meaning, cache_root=os.fspath(cache_root))
+    media, parts = listing.media(), listing.parts(list(listing.pieces()))
+    for each in media:
+        each.extend([(part.group, part.items[each.group]) for part in parts])
+    listed = _candidates(listing, listed_rows(parts), parts, media)
+    row = listed.rows.filter(pc.equal(listed.rows["sample_id"], sample_id))
+    if not len(row):
+        return None
+    return with_items(dataclasses.replace(listed, rows=row), failed_items(row, media, None), media)
+
+
 def _candidates(
     listing: RowListing, rows: pa.Table, parts: Sequence[RowPart], media: Sequence[ListedMedia]
 ) -> Manifest:

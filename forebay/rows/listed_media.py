@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
+from forebay.rows.segments import SEGMENT_COLUMNS, Bounds, recordings_of, segment_columns, segment_of
 from forebay.store.image.formats import image_size
 from forebay.store.layout import Array, Group
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
@@ -45,6 +47,7 @@ from forebay.task_map import Map, WorkerDied, mark
 
 ITEMS_PER_TASK = 512
 _PLACE = ("file", "member", "offset", "size")
+_BLOCK_BYTES = 1 << 20
 
 
 def flattened(lists: Any) -> tuple[Array, Array]:
@@ -107,7 +110,10 @@ def _components(count: int, left: Array, right: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookTask:
-    """Items of some files. places: `file` (into `files`), `member`, `offset`, `size`, as `MediaReader` takes them."""
+    """Items of some files. places: `file` (into `files`), `member`, `offset`, `size`, as `MediaReader` takes them.
+
+    Where `start_s` is valid too, an item is a recording of which stretches alone are wanted, of any size.
+    """
 
     group: Group
     files: Sequence[SourceFile]
@@ -123,12 +129,14 @@ class LookTask:
         return item_name(self.files[file], member, offset=offset, size=size)
 
 
-def item_name(file: SourceFile, member: str, *, offset: int, size: int) -> str:
-    """Returns what to call an item: the file, and the member or the row inside it."""
+def item_name(file: SourceFile, member: str, *, offset: int, size: int, segment: Bounds | None = None) -> str:
+    """Returns what to call an item: the file, the member or the row inside it, and which stretch of that it is."""
     name = shown_name(file)
     if member:
-        return f"{name}:{member}"
-    return f"{name}, row {place_row(offset) + 1}" if file.listed and size == WHOLE_FILE else name
+        name = f"{name}:{member}"
+    elif file.listed and size == WHOLE_FILE:
+        name = f"{name}, row {place_row(offset) + 1}"
+    return name if segment is None else f"{name}, {segment}"
 
 
 def look_at(task: LookTask) -> pa.Table:
@@ -141,17 +149,22 @@ def look_at(task: LookTask) -> pa.Table:
     tars = NamedMembers(task.cache_root)
     look_up(_paths(task))
     with MediaReader(task.files, max_open=4, max_bytes=task.max_bytes, column=task.column) as read:
-        places = zip(*(task.places[name].to_pylist() for name in _PLACE), strict=True)
-        for position, (file, member, offset, size) in enumerate(places):
+        places = task.places.to_pylist()
+        for position, place in enumerate(places):
+            file, member, offset, size = (place[name] for name in _PLACE)
             mark(position)
             name = task.name(position)
             try:
                 if size == UNLOCATED:
                     source = task.files[file]
                     offset, size = tars.located(str(source.path), member, name=shown_name(source))
-                data = _read(read, task, file, offset, size)
-                told = _LOOKS[task.group](data, task, name)
-                facts.append((offset, size, xxhash.xxh3_128_hexdigest(data), *told, None, None))
+                with _named_errors(task, file):
+                    if place.get("start_s") is not None:
+                        digest, told = _of_recording(read, file, offset, size)
+                    else:
+                        data = read(file, offset, size)
+                        digest, told = xxhash.xxh3_128_hexdigest(data), _LOOKS[task.group](data, task, name)
+                facts.append((offset, size, digest, *told, None, None))
             except SampleError as err:
                 message = storable(f"{NOUNS[task.group]} {name}: {err}")
                 facts.append((offset, size, "", 0, 0, err.reason, message))
@@ -167,6 +180,16 @@ def _sound_of(data: bytes, task: LookTask, name: str) -> tuple[int, int]:  # noq
     return info.num_samples, info.sample_rate_hz
 
 
+def _of_recording(reader: MediaReader, file: int, offset: int, size: int) -> tuple[str, tuple[int, int]]:
+    """Returns the hash of a recording and what its header says; a block is held at a time."""
+    state = xxhash.xxh3_128()
+    with reader.parts(file, offset, size) as (read, count):
+        for start in range(0, count, _BLOCK_BYTES):
+            state.update(read(start, _BLOCK_BYTES))
+        info = told_info(read, count)
+    return state.hexdigest(), (info.num_samples, info.sample_rate_hz)
+
+
 _LOOKS: Mapping[Group, Callable[[bytes, LookTask, str], tuple[int, int]]] = {"audio": _sound_of, "image": _size_of}
 """The two numbers of ITEM_FACTS that the header of an item says."""
 
@@ -179,10 +202,11 @@ def _paths(task: LookTask) -> list[Path]:
     return [file.path for file in task.files]
 
 
-def _read(read: MediaReader, task: LookTask, file: int, offset: int, size: int) -> bytes:
+@contextmanager
+def _named_errors(task: LookTask, file: int) -> Iterator[None]:
     path = shown(str(task.files[file].path))
     try:
-        return read(file, offset, size)
+        yield
     except pa.ArrowException as err:
         raise damaged(path, err) from err
     except OSError as err:
@@ -244,15 +268,39 @@ class ListedMedia:
         self.files.stamp()
         missing = np.full(len(self.files.files) - len(self._fact_of_file), -1, np.int64)
         self._fact_of_file = np.append(self._fact_of_file, missing)
-        is_whole = is_file & (places["member"].to_numpy() == "")
-        own = new[is_whole]
+        is_part = places["start_s"].is_valid().to_numpy() if segment_columns(places) else np.zeros(len(new), bool)
+        is_whole = is_file & ~is_part & (places["member"].to_numpy() == "")
+        own, parts = new[is_whole], new[is_part]
         _, first = np.unique(self.file[own], return_index=True)
         once = own[first[self._fact_of_file[self.file[own[first]]] < 0]]
-        todo = np.concatenate([new[~is_whole], once])
+        keys = places.filter(pa.array(is_part)).append_column("file", pa.array(self.file[parts]))
+        _, first, recording = np.unique(recordings_of(keys), return_index=True, return_inverse=True)
+        todo = np.concatenate([new[~is_whole & ~is_part], parts[first], once])
         todo = todo[np.argsort(self.file[todo], kind="stable")]
         self.fact[todo] = self._looked_at(todo)
         self._fact_of_file[self.file[once]] = self.fact[once]
         self.fact[own] = self._fact_of_file[self.file[own]]
+        if len(parts):
+            self.fact[parts] = self._cut(places.filter(pa.array(is_part)), self.fact[parts[first]][recording])
+
+    def _cut(self, stretches: pa.Table, recordings: Array) -> Array:
+        """Where in `facts()` those of stretches are: those of their recordings, with hashes of their own.
+
+        Stretches of the same samples are one, however their bounds are written.
+        stretches: their PART_ITEMS. recordings: where those of their recordings are.
+        """
+        start = len(self.facts())
+        facts = self.facts().take(pa.array(recordings))
+        told = zip(facts["hash"].to_pylist(), facts["sample_rate_hz"].to_pylist(), strict=True)
+        cut = (segment_of(row) for row in stretches.select([*SEGMENT_COLUMNS]).to_pylist())
+        hashes = [
+            xxhash.xxh3_128_hexdigest(repr((found, segment.frames(rate_hz), segment.channel)).encode()) if found else ""
+            for (found, rate_hz), segment in zip(told, cut, strict=True)
+            if segment is not None
+        ]
+        place = facts.schema.get_field_index("hash")
+        self._facts.append(facts.set_column(place, facts.schema.field(place), pa.array(hashes)))
+        return np.arange(start, start + len(recordings))
 
     def failed(self, rows: pa.Table) -> Array:
         """Returns the first item of each row that cannot be used, as a reference, else -1."""
@@ -317,10 +365,10 @@ class ListedMedia:
         """Returns ITEM_SCHEMAS of some references that were looked at."""
         places = self.places().take(pa.array(references))
         facts = self.facts().take(pa.array(self.fact[references]))
-        columns = {"file": pa.array(self.file[references]), "member": places["member"]}
+        own = pa.table({"file": pa.array(self.file[references])})
         schema = ITEM_SCHEMAS[self.group]
-        columns |= {name: facts[name] for name in schema.names if name not in columns}
-        return pa.table([columns[f.name] for f in schema], schema=schema)
+        tables = [next(each for each in (own, facts, places) if name in each.column_names) for name in schema.names]
+        return pa.table([table[name] for name, table in zip(schema.names, tables, strict=True)], schema=schema)
 
     def _tasks(self, todo: Array) -> Iterator[LookTask]:
         """Tasks of about 512 items; places of one run are in one task."""
@@ -333,7 +381,8 @@ class ListedMedia:
             used, inverse = np.unique(self.file[todo[start:stop]], return_inverse=True)
             files = self.files.files.take(used)
             table = places.slice(start, stop - start).take(pa.array(np.arange(stop - start)))
-            table = table.select(_PLACE[1:]).add_column(0, "file", pa.array(inverse.astype(np.int32)))
+            table = table.select([*_PLACE[1:], *segment_columns(table)[:1]])
+            table = table.add_column(0, "file", pa.array(inverse.astype(np.int32)))
             yield LookTask(
                 group=self.group,
                 # Only data files hold items by row: a manifest that is named as an item is a file like others.

@@ -65,12 +65,14 @@ ITEM_FACTS: Mapping[Group, str] = {
     "image": "width:int32 height:int32",
 }
 """What the header of an item says: samples of one channel at its own rate; pixels as displayed."""
+ITEM_BOUNDS: Mapping[Group, str] = {"audio": "start_s:float64? end_s:float64? channel:int32?", "image": ""}
+"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it."""
 ITEM_SCHEMAS = {
-    group: schema_of(f"file:int32 member:large_string offset:int64 size:int64 hash:string {facts}")
+    group: schema_of(f"file:int32 member:large_string offset:int64 size:int64 hash:string {facts} {ITEM_BOUNDS[group]}")
     for group, facts in ITEM_FACTS.items()
 }
 """Columns of `Manifest.items`, each content once: a place that `MediaReader` takes (that of its first use), the
-xxh3-128 of the encoded bytes as 32 hex digits, and ITEM_FACTS."""
+xxh3-128 of the encoded bytes, of a stretch also of its bounds, as 32 hex digits, ITEM_FACTS, and ITEM_BOUNDS."""
 
 LISTS: Mapping[Group, str] = {"audio": "audios", "image": "images"}
 """The columns of rows that list items, by group."""
@@ -276,25 +278,29 @@ def described(counts: Mapping[str, int]) -> str:
 
 
 class MediaPlace(NamedTuple):
-    """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar."""
+    """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar.
+
+    segment: the `Bounds` of a stretch of a recording, None of all of it.
+    """
 
     path: str | None = None
     member: str = ""
     offset: int = 0
     size: int = WHOLE_FILE
     run: int = 0
+    segment: tuple[float, float, int | None] | None = None
 
 
 class Record(NamedTuple):
     """A row as its file has it.
 
-    media: by group what the row is of, a place in the file, the name of another file, or None for one that is missing;
-    left out: the fields name it. kept: the values kept, where they are not among the fields. nested: fields whose text
-    is JSON.
+    media: by group what the row is of, a place in the file, the name of another file, None for one that is missing, or
+    why there is none; left out: the fields name it. kept: the values kept, where they are not among the fields. nested:
+    fields whose text is JSON.
     """
 
     fields: dict[str, Any]
-    media: Mapping[Group, Sequence[MediaPlace | str | None]] | None = None
+    media: Mapping[Group, Sequence[MediaPlace | str | Exception | None]] | None = None
     kept: Mapping[str, Any] | None = None
     nested: tuple[str, ...] = ()
 

@@ -98,16 +98,35 @@ class MediaReader:
         name = shown(str(source.path))
         with contextlib.ExitStack() as opening:
             if size == WHOLE_FILE and source.listed:
-                data: int | io.BytesIO | FileStretch = io.BytesIO(self._read_row(source, offset, None, is_cut=True))
                 name = f"{name}, row {place_row(offset) + 1}"
-            else:
-                opened = opening.enter_context(self._media.held(source.path, size, listed=self._listed(source)))
-                data = opened if size == WHOLE_FILE else FileStretch(opened, offset, size)
-            recording = RecordingParts(data, name=name)
+            recording = RecordingParts(opening.enter_context(self._opened(file, offset, size)), name=name)
             opening.callback(recording.close)
             stack = opening.pop_all()
         self._own.place, self._own.recording, self._own.stack = place, recording, stack
         return recording
+
+    @contextmanager
+    def _opened(self, file: int, offset: int, size: int) -> Iterator[int | io.BytesIO | FileStretch]:
+        source = self._file(file)
+        if offset >= INLINE:
+            yield io.BytesIO(self._encoded(file, offset, size))
+        elif size == WHOLE_FILE and source.listed:
+            yield io.BytesIO(self._read_row(source, offset, None, is_cut=True))
+        else:
+            with self._media.held(source.path, size, listed=self._listed(source)) as opened:
+                yield opened if size == WHOLE_FILE else FileStretch(opened, offset, size)
+
+    @contextmanager
+    def parts(self, file: int, offset: int, size: int) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
+        """Yields what reads (offset, count) of an item that may be large, and its size in bytes. Raises as a call."""
+        with self._opened(file, offset, size) as found:
+            item = FileStretch(found, 0, os.fstat(found).st_size) if isinstance(found, int) else found
+
+            def read(start: int, count: int) -> bytes:
+                item.seek(start)
+                return item.read(count) or b""
+
+            yield read, item.seek(0, os.SEEK_END)
 
     def _close_recording(self) -> None:
         if (stack := getattr(self._own, "stack", None)) is not None:

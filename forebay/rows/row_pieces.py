@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from forebay.rows.columns_aside import TextsAside
 from forebay.rows.kept_columns import column_of, concatenated, names_of, parts_of_rows, values_in, with_kept
 from forebay.rows.listed_media import flattened
 from forebay.rows.manifest import (
+    ITEM_BOUNDS,
     LISTS,
     REJECTED_SCHEMA,
     ROW_SCHEMA,
@@ -52,8 +53,11 @@ PART_ROWS = schema_of(
 `message` of a row that cannot be used, else null. Behind them stand _SPOKEN where rows may be items themselves, and by
 group lists of places in the part's table of items."""
 _SPOKEN = schema_of("language:large_string? prompt:large_string? duration_s:float64")
-PART_ITEMS = schema_of("path:large_string? member:large_string offset:int64 size:int64 run:int64")
-"""Places of items: `path`, as written, of a file of its own, else null and a place in the part's file."""
+PART_ITEMS = {
+    group: schema_of(f"path:large_string? member:large_string offset:int64 size:int64 run:int64 {bounds}")
+    for group, bounds in ITEM_BOUNDS.items()
+}
+"""Places of items: `path`, as written, of a file of its own, else null and a place in the part's file; ITEM_BOUNDS."""
 TEXT_AT = "text_at"
 """The column of rows whose texts lie aside: their places among the texts of all parts."""
 _NOUNS: Mapping[Group, str] = {"audio": "a recording", "image": "an image"}
@@ -140,7 +144,7 @@ class RowSink:
             group=group,
             rows=rows,
             texts=texts,
-            items={name: table_of([*places], PART_ITEMS) for name, places in self._places.items()},
+            items={name: table_of(_flat(places, name), PART_ITEMS[name]) for name, places in self._places.items()},
             absent=self.is_absent,
             unused=self.unused.counts,
             classes=self.classes,
@@ -188,6 +192,11 @@ class RowSink:
         self._tables.append(with_kept(table, parts_of_rows(self._kept, self.keep)))
         for gathered in (self._rows, self._kept, self._bounds):
             gathered.clear()
+
+
+def _flat(places: Iterable[MediaPlace], group: Group) -> list[tuple[Any, ...]]:
+    width = len(PART_ITEMS[group])
+    return [(*place[:-1], *(place.segment or (None, None, None)))[:width] for place in places]
 
 
 def read_piece(read: Callable[[FilePiece, Sink], None], piece: FilePiece) -> RowPart:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import DecodeError
 from forebay.rows.manifest import ROW_SCHEMA, SPAN, Manifest, joined, rejections
+from forebay.rows.readers.json_lines import JsonError, seconds_of
 from forebay.store.layout import Array
 
 SEGMENT_COLUMNS = {"start_s": pa.float64(), "end_s": pa.float64(), "channel": pa.int32()}
@@ -33,6 +34,16 @@ _PCM, _FLOAT = 1, 3
 _MAX_WAV_BYTES = (1 << 32) - 64
 _MAX_CHANNELS = 1024
 _NO_STRETCH = " is no stretch of a recording; correct the row"
+STARTS = ("start", "start_s", "start_time", "begin", "begin_s", "begin_time", "onset", "offset")
+ENDS = ("end", "end_s", "end_time")
+BOUNDS = frozenset(form for name in STARTS + ENDS for form in (name, name.capitalize(), name.upper()))
+"""Columns that say where in its recording a row begins or ends."""
+STRETCH = ("start", "end", "channel", "duration")
+"""Fields that say which stretch of its recording a clip of a conversation is."""
+_LATEST_S = 1e9
+"""No recording is as long, and samples of more seconds may be no number."""
+_SAME_S = 0.02
+"""An end, and start and duration, are rounded each by itself."""
 
 
 class Bounds(NamedTuple):
@@ -44,16 +55,58 @@ class Bounds(NamedTuple):
 
     def frames(self, rate_hz: int) -> tuple[int, int | None]:
         """Returns the first sample and the one behind the last, None for the end of the recording."""
-        return round(self.start_s * rate_hz), None if math.isnan(self.end_s) else round(self.end_s * rate_hz)
+        start, end = (min(seconds, _LATEST_S) * rate_hz for seconds in (self.start_s, self.end_s))
+        return round(start), None if math.isnan(self.end_s) else round(end)
+
+    def samples_of(self, num_samples: int, rate_hz: int) -> int:
+        """Returns how many samples of a recording of so many lie in it; 0 where it begins behind their end."""
+        start, stop = self.frames(rate_hz)
+        return max(0, (num_samples if stop is None else min(stop, num_samples)) - start)
 
     def __str__(self) -> str:
-        end = "the end" if math.isnan(self.end_s) else f"{self.end_s:.2f} s"
-        return f"{self.start_s:.2f} s to {end}{'' if self.channel is None else f', channel {self.channel}'}"
+        end = "the end" if math.isnan(self.end_s) else _shown_s(self.end_s)
+        return f"{_shown_s(self.start_s)} to {end}{'' if self.channel is None else f', channel {self.channel}'}"
+
+
+def _shown_s(seconds: float) -> str:
+    return f"{seconds:.2f} s" if round(seconds, 2) == seconds else f"{round(seconds, 6)} s"
 
 
 def segment_of(row: Mapping[str, Any]) -> Bounds | None:
     """Returns the stretch of a row, None where its recording is the row."""
-    return Bounds(row["start_s"], row["end_s"], row["channel"]) if "start_s" in row else None
+    return Bounds(row["start_s"], row["end_s"], row["channel"]) if row.get("start_s") is not None else None
+
+
+def stretch_fields(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns those of STRETCH that count: a duration without a start is that of the recording."""
+    return STRETCH if fields.get("start") is not None else STRETCH[:-1]
+
+
+def stretch_of(fields: Mapping[str, Any], where: str) -> Bounds | None:
+    """Returns the stretch that STRETCH names, None for all of a recording.
+
+    Raises JsonError `bad_segment` where it is none, or is named otherwise, `two_values` where `end` and `duration`
+    contradict each other. where: the fields stand, in messages.
+    """
+    if others := sorted(name for name in BOUNDS.difference(STRETCH) if fields.get(name) is not None):
+        raise JsonError(f"{where}: field {others[0]} is given, wanted {', '.join(STRETCH)}", reason="bad_segment")
+    try:
+        counted = stretch_fields(fields)
+        start_s, end_s, channel, seconds = (seconds_of(fields, (name,) if name in counted else ()) for name in STRETCH)
+    except JsonError as err:
+        raise JsonError(f"{where}: {err}", reason="bad_segment") from err
+    by_length = start_s + seconds
+    if abs(by_length - end_s) > _SAME_S:
+        said = f"{where}: end is {end_s:g}, and start and duration say {by_length:g}"
+        raise JsonError(said, reason="two_values")
+    start_s, end_s = (0.0 if math.isnan(start_s) else start_s), (by_length if math.isnan(end_s) else end_s)
+    is_channel = math.isnan(channel) or channel in range(_MAX_CHANNELS)
+    if not 0 <= start_s < math.inf or end_s <= start_s or math.isinf(end_s) or not is_channel:
+        told = f"{Bounds(start_s, end_s)}{'' if math.isnan(channel) else f', channel {channel:g}'}"
+        raise JsonError(f"{where}: {told}{_NO_STRETCH}", reason="bad_segment")
+    # One NaN for all, as a part of keys.
+    end_s, number = (math.nan if math.isnan(end_s) else end_s), (None if math.isnan(channel) else int(channel))
+    return None if not start_s and math.isnan(end_s) and number is None else Bounds(start_s, end_s, number)
 
 
 def segment_columns(rows: pa.Table) -> list[str]:
@@ -136,6 +189,16 @@ def _codes(keys: pa.Table) -> Array:
 def recordings_of(rows: pa.Table) -> Array:
     """Returns a number for every row that is that of its recording, in the order of the rows: int64 [rows]."""
     return _codes(rows.select(["file", "member", "offset"]))
+
+
+def reading_order(items: pa.Table, groups: Array) -> Array:
+    """Returns the order of listed items in which stretches of a recording follow each other in time: int64 [items].
+
+    Recordings come by their first item; groups, one behind the other, stay apart.
+    """
+    keys = items.select(["file", "member", "offset"]).append_column("group", pa.array(groups))
+    start, end = (pc.fill_null(items[name], 0.0).to_numpy() for name in ("start_s", "end_s"))
+    return np.lexsort((end, start, _codes(keys)))
 
 
 class RecordingParts:

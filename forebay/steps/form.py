@@ -6,6 +6,7 @@ A form says of each field how the arrays of a clip or an image lie on disk, whic
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -57,7 +58,7 @@ class FieldForm:
     multiple: int = 1
     """The axes that grow are padded to a multiple of this."""
     length: int | None = None
-    """Or always to this. Longer arrays stand in no batch."""
+    """Or always to this. Longer arrays stand in no batch; of a sample that lists clips they are several, cut here."""
     join: Join = "stack"
     """`stack`: an array is a row of the batch. `cat`: the arrays stand one behind the other along the first axis that
     grows. `nest`: those of one sample do along axis 0, and a sample is a row."""
@@ -184,6 +185,12 @@ class FieldForm:
         return len(shape) == len(self.shape) and all(
             wanted in (None, found) for wanted, found in zip(self.shape, shape, strict=True)
         )
+
+    def windows(self, array: Array) -> list[Array]:
+        """Returns an array as on disk as those of a batch, of a sample that lists clips: each is no longer than it."""
+        if self.length is None or not self.is_of_lines or len(array) <= self.length:
+            return [array]
+        return [array[start : start + self.length] for start in range(0, len(array), self.length)]
 
     def rows(self, array: Array) -> Array:
         """Returns an array as it lies on disk, the one axis that grows first."""
@@ -394,7 +401,14 @@ class BatchForm:
         ]
         alone = replace(self, is_listed=False)
         made = [alone.columns(of_one) for of_one in items]
-        return {name: [[array for (array,) in each[name]] for each in made] for name in self.read}
+        found: dict[str, list[Sequence[Array]]] = {name: [] for name in self.read}
+        for each, columns in itertools.product(self.stored, made):
+            cut = [each.windows(array) for (array,) in columns[each.name]]
+            found[each.name].append([window for windows in cut for window in windows])
+            if (pad_of := each.pad_of) is not None:
+                pads = zip(columns[pad_of], cut, strict=True)
+                found[pad_of].append([pad for (pad,), windows in pads for _ in windows])
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Returns the form as JSON values."""

@@ -67,6 +67,7 @@ _ORDER = (
     "damage",
     "fuzz",
     "fuzz_vision",
+    "fuzz_talks",
     "inspect",
     "strangers",
     "media",

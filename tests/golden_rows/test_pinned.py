@@ -16,7 +16,43 @@ from tests.golden_rows.pin import differences, pin
 PINNED = Path(__file__).parent / "pinned"
 
 
-@pytest.mark.parametrize("name", CASES)
+KEPT = frozenset(
+    [
+        "log-mel-whisper-tar",
+        "waveform-mixtures-webdataset",
+        "waveform-resampled-hf",
+        "qwen3-asr-32-jsonl",
+        "w2v-bert-16-ljspeech",
+        "mel-settings-tts-table",
+        "given-16-whisper-hf",
+        "extractor-parakeet",
+        "own-step-folder",
+        "python-clips",
+        "bad-tar",
+        "bad-jsonl",
+        "text-detected-gz",
+        "text-parquet",
+        "mixture-with-texts",
+        "packs-qwen3-vl-jsonl",
+        "packs-webp-table",
+        "packs-source-webdataset",
+        "packs-shared-images",
+        "packs-bad-jsonl",
+        "chat-gemma3-zstd-webdataset",
+        "chat-llava_onevision",
+        "label-several-hf",
+        "label-classes-bad-jsonl",
+        "captions-siglip2-table",
+        "images-alone-webdataset",
+        "mixture-of-images",
+    ]
+)
+"""One case at least of each kind of source, feature, prompt and codec; the others run in `make test-wide`."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in KEPT else pytest.param(name, marks=pytest.mark.wide) for name in CASES]
+)
 def test_nothing_moved(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exact = os.environ.get(EXACT)
     found = pin(CASES[name], tmp_path, lambda *arguments: run_json(capsys, *arguments), exact=exact is not None)
@@ -31,3 +67,4 @@ def test_nothing_moved(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_every_file_has_its_case() -> None:
     assert sorted(path.stem for path in PINNED.glob("*.json")) == sorted(CASES)
+    assert set(CASES) >= KEPT

@@ -52,7 +52,7 @@ def test_a_class_that_does_not_says_why(name: str, why: str, tmp_path: Path) -> 
         ("VibeVoiceAsrProcessor", "| input_values, padding_mask | exact |"),
         ("Qwen3OmniMoeProcessor", "| alone only: its own batches have other values in input_features"),
         ("CanaryProcessor", "| no | CanaryProcessor has no audio_token"),
-        ("VoxtralProcessor", "| no | text.tokenizer: the chat template is missing, or refuses texts and clips"),
+        ("VoxtralProcessor", "| no | VoxtralProcessor has its conversations written by mistral-common (tekken.json)"),
     ],
 )
 def test_a_class_of_sound_is_shown_with_its_promise_or_its_reason(name: str, said: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import soundfile
 import torch
 
 from forebay.errors import ConfigError
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache
 from forebay.train.select import make_loader
 from tests.sound_families import QWEN2_AUDIO, clips, listed, random_model, said
@@ -150,6 +151,20 @@ def test_what_is_not_for_clips_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         talks_of("qwen2_audio").config(**{section: text})
+
+
+@pytest.mark.parametrize("named", [{"processor_class": "VoxtralProcessor"}, {"model_type": "voxtral"}])
+def test_voxtral_is_refused_by_name_before_its_tokenizer_is_opened(
+    named: dict[str, str], tmp_path: Path, talks_of: Callable[[str], Talks]
+) -> None:
+    model = tmp_path / "qwen2_audio"
+    model.mkdir()
+    extractor = json.loads((talks_of("qwen2_audio").model / "preprocessor_config.json").read_text())
+    (model / "preprocessor_config.json").write_text(json.dumps({**extractor, **named}))
+    (model / "config.json").write_text(json.dumps(named))
+    (model / "tekken.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"[vV]oxtral\w* has its conversations written by mistral-common"):
+        recipe_of(replace(talks_of("qwen2_audio"), root=tmp_path).config())
 
 
 @pytest.mark.parametrize("is_array", [False, True])

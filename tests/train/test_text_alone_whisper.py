@@ -153,6 +153,7 @@ def test_a_model_with_adapters_takes_text_too(tmp_path: Path) -> None:
     assert all(".decoder." in name and ".lora_" in name for name in learnt)
 
 
+@pytest.mark.wide
 def test_a_compiled_model_takes_text_too(tmp_path: Path) -> None:
     # 8 s of CPU, nearly all of them torch's: the one place where the hook is traced.
     folder = whisper_folder(tmp_path, encoder_layers=1, decoder_layers=1)
@@ -202,7 +203,7 @@ def test_a_mask_of_spec_augment_leaves_silence_alone(tmp_path: Path) -> None:
     assert torch.equal(seen[0], torch.full_like(seen[0], SILENCE))
 
 
-@pytest.mark.parametrize("text_encoder", ["zeros", "silence"])
+@pytest.mark.parametrize("text_encoder", ["zeros", pytest.param("silence", marks=pytest.mark.wide)])
 def test_the_loop_trains_on_speech_and_text_and_resumes_exactly(
     folder: Path, tmp_path: Path, text_encoder: TextEncoder
 ) -> None:

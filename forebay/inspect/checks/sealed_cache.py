@@ -31,6 +31,7 @@ from forebay.inspect.checks.measured import (
 )
 from forebay.inspect.checks.raw_data import coded, sound_hash
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of
+from forebay.inspect.listed_groups import names_items
 from forebay.rows.manifest import reduced
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.codes import is_padding, levels_of
@@ -79,7 +80,7 @@ def measure_cache(
 ) -> Measured:
     """Returns what is known of the samples of a cache. most: only so many, the first ones."""
     count = len(cache) if most is None else min(most, len(cache))
-    kind = kind_of(cache.constants.get("prompt"), lists=bool(cache.listed))
+    kind = kind_of(cache.constants.get("prompt"), lists=bool(names_items(cache)))
     listed = {group: _Listed.of(cache, group, count) for group in cache.listed if (group, True) in _MEASURED}
     tables = {group: pa.table({"sample": used.samples, "place": used.places}) for group, used in listed.items()}
     if "waveform" in cache.fields:
@@ -267,7 +268,7 @@ class _Listed:
 
 
 def _left_out(cache: Cache, texts: pa.ChunkedArray, *, kind: str) -> dict[str, str]:
-    if cache.listed:
+    if names_items(cache):
         lacks = {"sizes": "a cache keeps images as the processor sizes them: read the raw data with --raw"}
         cut = {"length": "a cache keeps what is left of texts that are cut: read the raw data with --raw"}
         return lacks | (cut if kind == "text" else {})
@@ -311,7 +312,7 @@ def _hashes(cache: Cache, count: int) -> dict[str, Ints]:
     """Returns the hashes of what is stored of each recording: of two caches of the same steps they may be compared."""
     found: dict[str, Ints] = {}
     for group in cache.groups:
-        if group == TEXT or group in cache.listed:
+        if group == TEXT or group in cache.listed or "takes" in cache.constants.of(group):
             continue
         name = f"stored {digest(steps_of(cache.metadata['recipe']).get(group))[:16]}"
         hashes = found[name] = np.zeros(count, np.int64)

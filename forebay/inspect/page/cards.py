@@ -20,6 +20,7 @@ import soundfile
 
 from forebay.config.tree import Config
 from forebay.errors import CacheError
+from forebay.inspect.listed_groups import names_items
 from forebay.inspect.page.page_samples import Chosen, PageColumns, clipped_share
 from forebay.inspect.page.words import TokenPiece, data_url, learnt_mask, pieces_of, repeated_ids, shortened, url_size
 from forebay.inspect.sample import read_sample, spoken
@@ -360,7 +361,7 @@ class Reader:
     def _pieces(self, tensors: Mapping[str, Any]) -> list[TokenPiece]:
         known = self.columns.cache.constants.get("image_token_id")
         image_ids = [] if known is None else [known]
-        if known is None and self.columns.cache.listed:
+        if known is None and names_items(self.columns.cache):
             image_ids += repeated_ids(tensors)
         return pieces_of(tensors, image_ids=image_ids, tokenizer=self.tokenizer)
 

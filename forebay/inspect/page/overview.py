@@ -21,6 +21,7 @@ from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
 from forebay.inspect.facts import cache_facts
+from forebay.inspect.listed_groups import names_items
 from forebay.inspect.page.cards import Reader
 from forebay.inspect.page.page_samples import (
     OWN_LENGTHS,
@@ -117,7 +118,7 @@ class PageRows:
         )
 
     def _said(self, where: Array) -> list[str]:
-        texts, is_talk = self.columns.texts.take(where).to_pylist(), bool(self.columns.cache.listed)
+        texts, is_talk = self.columns.texts.take(where).to_pylist(), bool(names_items(self.columns.cache))
         return [_safe(_conversation(text) if is_talk else text, _TEXT) for text in texts]
 
     def chosen(self, shown: Sequence[int]) -> Array:

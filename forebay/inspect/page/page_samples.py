@@ -20,6 +20,7 @@ import xxhash
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.checks.limits import misfits
 from forebay.inspect.facts import durations_of
+from forebay.inspect.listed_groups import names_items
 from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache
 from forebay.store.layout import Array, Group
@@ -93,7 +94,7 @@ class PageColumns:
     @property
     def has_targets(self) -> bool:
         """Whether some tokens are learnt and others given: of a caption beside an image none is a target."""
-        return self.has_tokens and (not self.cache.listed or "label_mask" in self.cache.fields)
+        return self.has_tokens and (not names_items(self.cache) or "label_mask" in self.cache.fields)
 
     @cached_property
     def characters(self) -> Array:

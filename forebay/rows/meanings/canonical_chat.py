@@ -17,6 +17,7 @@ from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import LISTS, NOUNS, Meaning, MeantRow, MediaPlace, Record, file_place
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
+from forebay.rows.segments import Bounds, stretch_fields, stretch_of
 from forebay.store.layout import Group
 
 Item = TypeVar("Item")
@@ -70,7 +71,10 @@ REFUSED_OF_PART: Mapping[str, str] = {
 REFUSED_ROLES: Mapping[str, str] = dict.fromkeys(
     ("tool", "function", "tool_call", "tool_response", "function_call", "observation"), TOOLS
 )
+_SEGMENT = "segment"
+"""The key of a part under which its stretch stands until items are gathered."""
 _REFUSED_TAGS = {"video": VIDEO, "bbox": BOXES, "ref-object": BOXES}
+_CLIP_NAMES = ("path", "url", "audio_url")
 _OF_GROUP: Mapping[Group, str] = {"audio": AUDIO, "image": IMAGE}
 """The reason of a conversation with items of a group that the config has not."""
 
@@ -101,7 +105,7 @@ class _Forms:
 
     def item_part(self, group: Group) -> tuple[str, ...]:
         """Returns the fields of a part that may name its item."""
-        return (group, *(("path", "url", "audio_url") if group == "audio" else ()))
+        return (group, *(_CLIP_NAMES if group == "audio" else ()))
 
     @property
     def known(self) -> str:
@@ -151,12 +155,16 @@ class Conversations(ListsItems):
 
 def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any], dict[Group, list[MediaPlace]]]:
     """Returns the fields of a record, nested JSON decoded, and its items of some groups. Raises SampleError."""
-    given: Mapping[Group, Sequence[MediaPlace | str | None]] = record.media or {}
+    given = record.media or {}
     items: dict[Group, list[MediaPlace]] = {}
     for group, places in given.items():
         if None in places:
             raise SampleError("missing_file", f"its {NOUNS[group]} has neither bytes nor a path")
-        items[group] = [file_place(place, of=_ARTICLES[group]) for place in places if place is not None]
+        if (wrong := next((place for place in places if isinstance(place, JsonError)), None)) is not None:
+            raise text_error(wrong)
+        items[group] = [
+            file_place(place, of=_ARTICLES[group]) for place in places if isinstance(place, MediaPlace | str)
+        ]
     fields = decoded_fields(record)
     for group in groups:
         if group not in items:
@@ -190,7 +198,8 @@ def canonical(
     and `answer`; `system`, a message to put first. A content is a string, in which `<image>` and `<audio>` (with a
     newline before and after it) or `<img>name</img>` stand for an item, or parts `{"type": "text", "text"}`,
     `{"type": "image"}` and `{"type": "image", "image": name}`, and so of `audio`, whose name may stand under `path` or
-    `url` too. `LEARNT` of an assistant's message say whether it is learnt, `LEARNT_OF_ROW` of a row whether any is.
+    `url` too, and which may be a stretch, see `stretch_of`. `LEARNT` of an assistant's message say whether it is
+    learnt, `LEARNT_OF_ROW` of a row whether any is.
     items: of each group that a conversation may have, what tags and parts without a name stand for, in order; anything,
     a named part gives its name. A question without a tag has them before it. unknown: the names of all other fields
     that have a value are added to it, as `name`, `messages.name`, `messages.content.name`.
@@ -222,13 +231,26 @@ def _used(conversation: Sequence[Mapping[str, Any]], group: Group, items: Sequen
             f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or an {group} part, for every {noun}",
         )
     rest = iter(items)
-    return [part.pop(group) if group in part else next(rest) for part in parts]
+    return [_cut(part.pop(group) if group in part else next(rest), part.pop(_SEGMENT, None)) for part in parts]
 
 
-def item_names(fields: Mapping[str, Any], group: Group) -> list[str]:
+def _cut(item: Any, segment: Bounds | None) -> Any:
+    """The place of a stretch of an item; the item where none is wanted. Raises TextError where it is a stretch."""
+    if segment is None:
+        return item
+    place = file_place(item, of=_ARTICLES["audio"])
+    if place.segment not in (None, segment):
+        raise TextError(
+            "two_values", f"a clip is from {Bounds(*place.segment or segment)}, and its part from {segment}"
+        )
+    return place._replace(segment=segment)
+
+
+def item_names(fields: Mapping[str, Any], group: Group) -> list[str | MediaPlace]:
     """Returns the names that `images` or `image` gives, none where both are missing or null; for one, a string will do.
 
-    Of both, the one that holds any. Raises TextError `bad_conversation` for other types. group: whose fields.
+    Of both, the one that holds any. A clip may be an object with its name and STRETCH. Raises TextError
+    `bad_conversation` for other types. group: whose fields.
     """
     names = [name for name in NAMED_BY[group] if fields.get(name) is not None]
     if not names:
@@ -236,9 +258,17 @@ def item_names(fields: Mapping[str, Any], group: Group) -> list[str]:
     name = next((name for name in names if is_given(fields[name])), names[0])
     values = fields[name] if isinstance(fields[name], list) else [fields[name]]
     try:
-        return [string_of({name: value}, (name,), required=True) or "" for value in values]
+        return [_listed(value, name, group) for value in values]
     except JsonError as err:
         raise text_error(err) from err
+
+
+def _listed(value: Any, name: str, group: Group) -> str | MediaPlace:
+    if group != "audio" or not isinstance(value, dict):
+        return string_of({name: value}, (name,), required=True) or ""
+    segment = stretch_of(value, f"field {name}")
+    named: str | MediaPlace = _cut(string_of(value, (group, *_CLIP_NAMES), required=True), segment)
+    return named
 
 
 def text_error(err: JsonError) -> TextError:
@@ -360,14 +390,19 @@ def _parts(
             found = unknown_fields(part, TEXT_PART, refused, where=f"{where}: part text: ")
             yield from _text(string_of(part, ("text",), required=True) or "")
         elif kind in forms.groups:
-            names = forms.item_part(kind)
+            names, segment = forms.item_part(kind), None
             others = {name: reason for name, reason in refused.items() if name not in names}
-            found = unknown_fields(part, frozenset({"type", *names}), others, where=f"{where}: part {kind}: ")
+            taken = frozenset({"type", *names})
+            if kind == "audio":
+                segment = stretch_of(part, f"{where}: part {kind}")
+                taken = taken.union(stretch_fields(part))
+            found = unknown_fields(part, taken, others, where=f"{where}: part {kind}: ")
             given = {value for name in names if isinstance(value := part.get(name), str)}
             if len(given) > 1:
                 raise JsonError(f"{where}: part {kind} names {' and '.join(sorted(given))}", reason="two_values")
             named = string_of(part, names)
-            yield {"type": kind} if named is None else {"type": kind, kind: named}
+            made = {"type": kind, kind: named, _SEGMENT: segment}
+            yield {name: value for name, value in made.items() if value is not None}
         elif isinstance(kind, str) and kind in (reasons := {**REFUSED_OF_ROW, **forms.refused}):
             raise refusal(reasons[kind], f"{where}: a part is of type {kind}")
         else:

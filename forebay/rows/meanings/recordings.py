@@ -23,16 +23,12 @@ from forebay.rows.manifest import SPAN, WHOLE_FILE, Meaning, MeantRow, MediaPlac
 from forebay.rows.named_files import path_stem, usable_name
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
-from forebay.rows.segments import SEGMENT_COLUMNS, segment_name
+from forebay.rows.segments import BOUNDS, ENDS, SEGMENT_COLUMNS, STARTS, segment_name
 from forebay.rows.windows import WindowRules
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
-STARTS = ("start", "start_s", "start_time", "begin", "begin_s", "begin_time", "onset", "offset")
-ENDS = ("end", "end_s", "end_time")
-BOUNDS = frozenset(form for name in STARTS + ENDS for form in (name, name.capitalize(), name.upper()))
-"""Columns that say where in its recording a row begins or ends."""
 SPANS = BOUNDS | frozenset(DURATIONS)
 _LEAST_S, _SHARE = 0.5, 0.05
 """Without `source.duration_tolerance`: the larger of these seconds and this share of the stated duration."""

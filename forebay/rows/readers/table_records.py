@@ -31,6 +31,7 @@ from forebay.rows.readers.arrow_files import (
 )
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.rows.readers.json_lines import JsonError, LineWhere, array_members, is_array, not_lines, reading
+from forebay.rows.segments import BOUNDS, STRETCH, stretch_of
 from forebay.store.layout import Group
 from forebay.store.remote.raw.raw_sources import at_hand
 
@@ -47,7 +48,7 @@ _ROWS_PER_PART = 16_384
 _ROWS_PER_BATCH = 4096
 _IMAGES_PER_BATCH = 32
 """Rows that are held at once where their images are read with them."""
-Places = Sequence[MediaPlace | str | None]
+Places = Sequence[MediaPlace | str | JsonError | None]
 
 
 def line_runs(path: Path) -> Iterator[tuple[int, int, int]]:
@@ -313,9 +314,7 @@ def _media_columns(file: HfFile, piece: FilePiece, media: type[ItemColumn] | Non
     }
 
 
-def _record(
-    piece: FilePiece, fields: dict[str, Any], places: Mapping[str, Sequence[MediaPlace | str | None]]
-) -> Record:
+def _record(piece: FilePiece, fields: dict[str, Any], places: Mapping[str, Places]) -> Record:
     if not piece.meaning.in_fields:
         return Record(fields, places, nested=("messages",))
     own = {name: found[0] if len(found) == 1 else [*found] or None for name, found in places.items()}
@@ -385,18 +384,23 @@ class ItemColumn:
             )
         children = {field.name for field in element} if pa.types.is_struct(element) else set()
         self.leaves = [name]
+        self._bounds = sorted(children & {*STRETCH, *BOUNDS}) if group == "audio" else []
         self._all_inside = False
         has_bytes = "bytes" in children or is_bytes(element)
         inside = next((p for p in file.leaves(name) if is_bytes(element) or p.endswith(".bytes")), name)
         if has_bytes and file.is_filled(inside):
-            paths = [path for path in file.leaves(name) if children and path.endswith(".path")]
+            beside = ("path", *self._bounds) if children else ()
+            paths = [path for path in file.leaves(name) if path.rpartition(".")[2] in beside]
             if paths or not self._is_list:
                 self.leaves, self._all_inside = paths, True
         if has_bytes and not self._all_inside:
             self.batch_rows = _IMAGES_PER_BATCH
 
     def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Places]:
-        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
+        """Yields the items of each row: a place in the file, a path, or None if there are neither bytes nor a path.
+
+        Of one whose stretch is none the error that says so.
+        """
         if not self.leaves:
             yield from ([_inside(first + row, 0, run)] for row, run in enumerate(runs))
             return
@@ -409,13 +413,26 @@ class ItemColumn:
         nothing: list[Any] = [None] * len(elements)
         inside = nothing if data is None else data.is_valid().to_pylist()
         paths = nothing if named is None else named.to_pylist()
+        bounds = pa.table({n: pc.struct_field(elements, n) for n in self._bounds}).to_pylist() or nothing
         start = 0
         for row, (count, run) in enumerate(zip(lengths.to_pylist(), runs, strict=True)):
-            yield [
+            found = [
                 _inside(first + row, at - start, run) if self._all_inside or inside[at] else paths[at]
                 for at in range(start, start + count)
             ]
+            yield [self._cut(*each) for each in zip(found, bounds[start : start + count], strict=True)]
             start += count
+
+    def _cut(
+        self, place: MediaPlace | str | None, said: Mapping[str, Any] | None
+    ) -> MediaPlace | str | JsonError | None:
+        try:
+            segment = None if said is None else stretch_of(said, f"column {self._name}")
+        except JsonError as err:
+            return err
+        if segment is None or place is None:
+            return place
+        return (MediaPlace(place) if isinstance(place, str) else place)._replace(segment=segment)
 
 
 def _inside(row: int, position: int, run: int) -> MediaPlace:

@@ -30,7 +30,7 @@ from forebay.rows.manifest import (
     require_rows,
     row_table,
 )
-from forebay.rows.meanings.recordings import BOUNDS, spans_of
+from forebay.rows.meanings.recordings import spans_of
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
 from forebay.rows.reader import (
@@ -50,7 +50,7 @@ from forebay.rows.readers.arrow_files import HfFile, TypedColumns, first
 from forebay.rows.readers.json_lines import decoded
 from forebay.rows.readers.table_records import ItemColumn, file_runs, read_typed
 from forebay.rows.readers.tar_clips import locate_filelist
-from forebay.rows.segments import named_segments
+from forebay.rows.segments import BOUNDS, named_segments
 from forebay.store.remote.raw.raw_sources import at_hand
 from forebay.store.source_files import SourceFile
 

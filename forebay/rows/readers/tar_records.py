@@ -151,13 +151,14 @@ def _conversation(tar: _Tar, stem: str, media: Mapping[Group, list[int]]) -> Rec
     fields, places = _json(tar.read(stem, ".json") or b""), {}
     for group, found in media.items():
         members = sorted(found, key=lambda row: _order(tar.index.names[row], stem))
-        named = len(item_names(fields, group))
-        if named and named != len(members):
+        named = item_names(fields, group)
+        if named and len(named) != len(members):
             raise TextError(
                 "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
-                f"names {named} {NOUNS[group]}s, the tar has {len(members)} of them; add them",
+                f"names {len(named)} {NOUNS[group]}s, the tar has {len(members)} of them; add them",
             )
-        places[group] = [*map(tar.place, members)]
+        cut = [each.segment if isinstance(each, MediaPlace) else None for each in named or members]
+        places[group] = [tar.place(row)._replace(segment=each) for row, each in zip(members, cut, strict=True)]
     return Record(fields, places)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from forebay.config.code import facts_of, not_allowed
-from forebay.config.data import SourceConfig
 from forebay.config.plan import PackConfig
 from forebay.config.pretrained_folder import extractor_digest, model_place, processor_digest
 from forebay.config.tree import AudioConfig, Config
@@ -208,9 +207,7 @@ def _conversation_problems(config: Config, audio: AudioConfig) -> list[str]:
         )
     others = {"keep_waveform": audio.keep_waveform, "speeds": audio.speeds}
     named = [f"audio.{name}" for name, given in others.items() if given]
-    plain = SourceConfig(kind="", manifest="-")
-    unused = ("languages", "duration_tolerance")
-    named += [f"source.{name}" for name in unused if getattr(config.source, name) != getattr(plain, name)]
+    named += [] if config.source.languages is None else ["source.languages"]
     found += [f"{name} is not for clips in conversations; leave it out" for name in named]
     if config.augment:
         found.append("augment changes recordings that are samples themselves, not clips in conversations; leave it out")

@@ -15,6 +15,7 @@ from forebay.config.frozen_models import KeptOutput, ModelConfig
 from forebay.config.pretrained_folder import hub_advice, is_whole, tokenizer_files
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.pretrained import kernels_in
 from forebay.steps.audio.declared import form_of
 from forebay.steps.audio.own_step import digests_of, written_facts
 from forebay.steps.form import BatchForm
@@ -211,6 +212,12 @@ def _document(path: Path, label: str) -> Mapping[str, Any]:
     if not isinstance(document, dict) or "auto_map" in document:
         raise ConfigError(
             f"model.{label}: {path} names code of its own (auto_map), and forebay runs no code of a folder",
+            code="FB147",
+        )
+    if kernels := list(kernels_in(document)):
+        raise ConfigError(
+            f"model.{label}: {path} asks for {kernels[0]!r}, code that transformers would fetch and run; remove that "
+            "entry",
             code="FB147",
         )
     return document

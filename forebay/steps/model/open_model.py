@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 from forebay.config.frozen_models import KeptOutput
 from forebay.errors import BuildError, ConfigError
-from forebay.pretrained import from_folder
+from forebay.pretrained import from_folder, no_bar
 from forebay.steps.form import FieldForm
 from forebay.steps.model.derived_outputs import DERIVED, STATES
 from forebay.steps.model.frozen_families import FrozenFamily
@@ -26,6 +27,8 @@ from forebay.steps.step import Batch
 from forebay.store.layout import Array
 
 _CODES = "audio_codes"
+_ONE_AT_A_TIME = threading.Lock()
+"""Threads of an uncached loader share a model, and nobody promises that it may be called by several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,11 @@ class OpenModel:
             arguments["output_hidden_states"] = True
         elif step.layer is not None:
             raise ConfigError(f"model.{step.label}.layer: {family.call} gives no layers; leave it out", code="FB147")
+        if not callable(getattr(model, step.call or family.call, None)):
+            raise ConfigError(
+                f"model.{step.label}.call: {type(model).__name__} has no {step.call}; leave it out for {family.call}",
+                code="FB147",
+            )
         return cls(step, family, model.to(device).eval(), kept, arguments, settings, has_head, torch.device(device))
 
     @property
@@ -78,13 +86,10 @@ class OpenModel:
 
         batch: what the model takes, by name. rows: of each sample, how many rows of the input are its own.
         """
-        name = self.step.call or self.family.call
-        call = getattr(self.model, name, None)
-        if not callable(call):
-            raise ConfigError(f"model.{self.step.label}.call: {self.made_by} has no method {name}", code="FB147")
-        taken = _taken(call)
-        given = {name: self._on_device(value) for name, value in batch.items() if taken is None or name in taken}
-        with torch.inference_mode():
+        call = getattr(self.model, self.step.call or self.family.call)
+        taken = inspect.signature(call).parameters
+        given = {name: self._on_device(value) for name, value in batch.items() if name in taken}
+        with _ONE_AT_A_TIME, torch.inference_mode():
             answer = self._answer(call, given)
             steps = None if self.family.steps is None else [self.family.steps(self.model, n) for n in rows]
             found = {name: self._kept(answer, name, steps) for name in self.kept}
@@ -176,9 +181,10 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
 
     dtype, folder, loader = getattr(torch, step.dtype), Path(step.folder), step.loader(family)
     try:
-        whole, info = from_folder(
-            getattr(transformers, loader), folder, dtype=dtype, use_safetensors=True, output_loading_info=True
-        )
+        with no_bar():
+            whole, info = from_folder(
+                getattr(transformers, loader), folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
         raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB147") from err
     if missing := sorted(info["missing_keys"]):
@@ -190,16 +196,6 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
     whole.config.use_cache = False  # of keys and values, which nobody reads
     is_whole = loader != family.loader or step.call not in (None, family.call)
     return whole if is_whole else functools.reduce(getattr, filter(None, family.part.split(".")), whole)
-
-
-@functools.cache
-def _taken_by(call: Any) -> frozenset[str] | None:
-    parameters = inspect.signature(call).parameters
-    return frozenset(parameters)
-
-
-def _taken(call: Any) -> frozenset[str] | None:
-    return _taken_by(getattr(call, "__func__", call))
 
 
 def _array(values: torch.Tensor) -> Array:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -34,6 +35,8 @@ from forebay.steps.model.model_step import CODE, ModelStep, code_of, own_digest
 from forebay.store.layout import Array
 
 _FULL_SCALE = np.float32(1 << 15)
+_ONE_AT_A_TIME = threading.RLock()
+"""Threads of an uncached loader share an instance, and users write for one thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class OwnModel:
             clip = sample["waveform"]
             sample["waveform"] = clip / _FULL_SCALE if clip.dtype == np.int16 else np.array(clip)
         try:
-            with run_code.refusing(ValueError):
+            with _ONE_AT_A_TIME, run_code.refusing(ValueError):
                 return {"prepared": self.own.prepare(sample)}
         except ValueError as err:
             message = f"model.{self.step.label}: {self.made_by}.prepare raised {err}"
@@ -102,7 +105,7 @@ class OwnModel:
 
     def made(self, prepared: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
         """Returns the arrays of each sample of a batch. Raises BuildError where the class gives what it did not say."""
-        with run_code.refusing(lambda said: self._wrong(f"raised {said}")):
+        with _ONE_AT_A_TIME, run_code.refusing(lambda said: self._wrong(f"raised {said}")):
             answer = self.own.forward([values["prepared"] for values in prepared])
             found = {name: [np.asarray(array) for array in arrays] for name, arrays in answer.items()}
         wanted = {form.name: form for form in self.forms if form.is_stored}

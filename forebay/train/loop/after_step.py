@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from forebay.config.tree import Config
 from forebay.plan.cursor import LoaderState
 from forebay.plan.plan_usage import FILE_NAME, Drawn, drawn_classes
+from forebay.pretrained import no_bar
 from forebay.spans import EVALUATION, span
 from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.evaluation.evaluations import Evaluations
@@ -33,20 +34,6 @@ from forebay.train.loop.schedule import BatchLoader, Group, SumOverRanks, host_s
 from forebay.train.loop.usage_log import NodeTraffic, Traffic, UsageLog
 
 _logger = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def _no_other_bar() -> Iterator[None]:
-    """Hides transformers' bars: a second bar would have to move the cursor of the terminal."""
-    from transformers.utils import logging as transformers_logging
-
-    was_shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_shown:
-            transformers_logging.enable_progress_bar()
 
 
 class Board:
@@ -71,7 +58,7 @@ class Board:
         self._stack.callback(self._bar.close)
         if is_shown:
             self._stack.enter_context(logging_redirect_tqdm())  # lines go above the bar, not through it
-            self._stack.enter_context(_no_other_bar())
+            self._stack.enter_context(no_bar())
 
     def __enter__(self) -> Board:
         return self

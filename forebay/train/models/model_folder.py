@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import torch
 from forebay.config.pretrained_folder import hub_advice, is_whole
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.pretrained import from_folder
+from forebay.pretrained import from_folder, kernels_in
 from forebay.steps.audio.audio_section import audio_step_of, features_of
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.table import steps_named
@@ -64,7 +64,7 @@ def _transformers_config(folder: Path) -> Any:
     try:
         document = json.loads(path.read_bytes())
         model_type = document["model_type"]
-        kernels = list(_kernels(document))
+        kernels = list(kernels_in(document))
     except OSError as err:
         raise ConfigError(
             f"train.model: cannot read {path} ({err.strerror}); name a folder with a transformers config.json"
@@ -98,18 +98,6 @@ def _adapter_advice(folder: Path) -> str:
         return ""
     merge = f"peft.AutoPeftModel.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained('merged')"
     return f'; it holds adapters without the weights under them: merge both with python -c "import peft; {merge}"'
-
-
-def _kernels(document: Any) -> Iterator[str]:
-    """Yields the implementations of attention and the like that a config.json names by a repository, at any depth."""
-    values = (
-        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
-    )
-    for key, value in values:
-        if "_implementation" in str(key) and "/" in json.dumps(value):
-            yield f"{key} = {json.dumps(value)}"
-        else:
-            yield from _kernels(value)
 
 
 def check_weights(folder: Path, *, init: Init) -> None:

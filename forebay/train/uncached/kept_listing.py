@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 DOCUMENT = "listing.json"
 _KINDS = ("failed", "excluded")
-_VERSION = 4
+_VERSION = 5
 _PIECE = 4096
 """Rows tokenised at once."""
 

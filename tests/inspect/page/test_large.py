@@ -43,6 +43,7 @@ def peak(command: str, folder: Path) -> int:
     return found + int(pa.default_memory_pool().max_memory() or 0)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("command", ["page", "lint"])
 def test_it_needs_few_bytes_a_row(command: str, tmp_path: Path) -> None:
     small, large = (made_cache(tmp_path / str(count), num_shards=count) for count in (4, 8))

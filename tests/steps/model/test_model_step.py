@@ -113,6 +113,10 @@ def of_code(folder: Path) -> None:
     _edit(folder, auto_map={"AutoModel": "code.Model"})
 
 
+def of_a_kernel(folder: Path) -> None:
+    _edit(folder, _attn_implementation="kernels/anybody")
+
+
 def unknown(folder: Path) -> None:
     _edit(folder, model_type="nobody_knows")
 
@@ -140,6 +144,7 @@ def _edit(folder: Path, **values: Any) -> None:
         (pickled, "has pickled weights alone, which run code; save them as safetensors"),
         (gone, r"has no weights \(\*.safetensors\)"),
         (of_code, "names code of its own"),
+        (of_a_kernel, "code that transformers would fetch and run"),
         (unknown, "is of 'nobody_knows', and models that take audio are dac, data2vec-audio, encodec"),
         (torn, "cannot open"),
         (half, "lacks 1 weights of DacModel, .* its values would be random"),
@@ -156,6 +161,7 @@ def test_a_folder_that_is_no_model_is_refused(corpus: Corpus, spoil: Callable[[P
     [
         ("args = {bandwidth = 6.0}", "bandwidth is no argument of encode here; wanted n_quantizers"),
         ("layer = 2", "encode gives no layers"),
+        ('call = "encod"', "DacModel has no encod; leave it out for encode"),
         ('keep = {codes = {output = "sounds"}}', "gives no sounds; it gives audio_codes"),
         ('takes = "image"', "is of 'dac', and models that take image are clip, clip_vision_model"),
         ('name = "audio"', "name is 'audio'"),

@@ -151,7 +151,7 @@ def test_similarity_of_an_image_and_its_text(tmp_path: Path) -> None:
         ("judge", GOOD.replace("'good'", "'great'"), "label is 'great'"),
         ("judge", GOOD.replace("'good'", "true"), "label is True"),
         ("llama", GOOD, "lacks 1 weights of LlamaForSequenceClassification"),
-        ("judge", "call = 'generate_all'", "BertModel has no method generate_all"),
+        ("judge", "call = 'generate_all'", "BertModel has no generate_all"),
         ("judge", "keep = {x = {output = 'similarity'}}", "gives no image_embeds"),
         ("judge", "takes = ['text', 'text']", "takes is"),
     ],

@@ -157,7 +157,7 @@ def test_a_run_that_was_stopped_in_an_evaluation_makes_up_for_it(
     assert sorted(path.name for path in whole.iterdir()) == sorted(path.name for path in stopped.iterdir())
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp2", marks=pytest.mark.wide)])
 def test_an_evaluation_that_fails_on_one_rank_fails_on_all_and_the_run_goes_on(
     untaught: Path, tmp_path: Path, way: str
 ) -> None:

@@ -55,7 +55,9 @@ def test_a_model_that_cannot_compute_again_is_refused(whisper: Path) -> None:
 
 # More than 5 s: dynamo traces one layer of an encoder and a decoder in 2 s, and traces them again for other widths. The
 # backend runs the traced graph as it is; inductor would compile it for a minute.
-@pytest.mark.parametrize(("precision", "widths"), [("no", [9, 6, 7]), ("bf16", [9])])
+@pytest.mark.parametrize(
+    ("precision", "widths"), [("no", [9, 6, 7]), pytest.param("bf16", [9], marks=pytest.mark.wide)]
+)
 def test_a_compiled_model_has_the_losses_and_the_checkpoint_of_a_plain_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, widths: list[int]
 ) -> None:

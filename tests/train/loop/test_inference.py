@@ -93,8 +93,14 @@ def test_a_checkpoint_transcribes(tmp_path: Path, name: str, recording: np.ndarr
     assert wanted <= {path.name for path in checkpoint.iterdir()}
 
 
-@pytest.mark.parametrize("init", ["random", "pretrained"])
-@pytest.mark.parametrize("name", ["speech", "qwen3_asr"])
+@pytest.mark.parametrize(
+    ("name", "init"),
+    [
+        ("speech", "pretrained"),
+        ("qwen3_asr", "random"),
+        *(pytest.param(*each, marks=pytest.mark.wide) for each in (("speech", "random"), ("qwen3_asr", "pretrained"))),
+    ],
+)
 def test_a_checkpoint_with_adapters_transcribes(tmp_path: Path, name: str, init: str, recording: np.ndarray) -> None:
     """peft, transformers' class and its Auto class read it; the base lies in train.model or in the checkpoint.
 

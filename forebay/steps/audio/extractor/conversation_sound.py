@@ -6,6 +6,7 @@ audio part alone is made, and stands where an extractor does: the probe and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from forebay.store.layout import Array, FieldSpec
 
 _LOOKED_AT_S = 60
 """Seconds up to which the probe sees whether a processor cuts clips; of a longer one it is seen when it is made."""
+MAX_S = 30
+"""Seconds of a window of Whisper's extractor."""
 _TAIL_S = 0.05
 """Seconds at the end of a clip that move what is made of it, unless they are cut off."""
 
@@ -43,17 +46,27 @@ class ConversationSound(Extractor):
 
     @classmethod
     def facts(cls, found: ExtractorFolder) -> dict[str, Any]:
-        """See `Extractor`."""
-        return {**super(ConversationSound, cls).facts(found), "whole": found.processor_class or found.model_type}
+        """See `Extractor`. Raises ConfigError for a processor whose conversations no chat template writes."""
+        whole = found.processor_class or found.model_type
+        if whole in _WITHOUT_TEMPLATE:
+            raise refused(
+                found.path,
+                f"{whole} has its conversations written by mistral-common (tekken.json), which has no chat template "
+                "and says no places of tokens, so nothing says where an answer begins; take a folder of another model: "
+                "docs/models.md lists them",
+            )
+        return {**super(ConversationSound, cls).facts(found), "whole": whole}
 
     @classmethod
     def native(cls, found: ExtractorFolder, *, dtype: Literal["float16", "float32"]) -> AudioStep | None:
         """See `Extractor`: Whisper's log-mels, with a mask."""
         mask, bins = _MASKS.get(found.processor_class), native_bins(found, of="WhisperProcessor")
-        if mask is None or bins is None:
+        longest = _LONGEST_S.get(found.processor_class)
+        seconds = MAX_S if longest is None else found.setting("max_audio_len", longest)
+        if mask is None or bins is None or not (isinstance(seconds, int | float) and MAX_S <= seconds < math.inf):
             return None
         say(str(found.path.parent), found.kind, ClipMel.__name__)
-        return ClipMel(n_mels=128 if bins == 128 else 80, dtype=dtype, mask=mask)
+        return ClipMel(n_mels=128 if bins == 128 else 80, dtype=dtype, mask=mask, windows=int(seconds // MAX_S))
 
     @classmethod
     def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:  # noqa: ARG003
@@ -68,6 +81,12 @@ class ConversationSound(Extractor):
                 found, longest=_longest(OpenExtractor(self._loaded()[1], found.call, self.leave_out))
             )
         return PROBES[self]
+
+    @property
+    def longest_s(self) -> float | None:
+        """The most seconds of a clip that it makes; None where nothing was cut in the probe."""
+        longest = self.probe().longest
+        return None if longest is None else longest / self.rate_hz
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         """See `Extractor`. Raises DecodeError `clip_too_long` for a clip of which the processor would drop the end."""
@@ -94,6 +113,7 @@ class ConversationSound(Extractor):
         return folder, SoundPart.of(part, extractor)
 
 
+_WITHOUT_TEMPLATE = frozenset({"VoxtralProcessor", "VoxtralRealtimeProcessor", "voxtral", "voxtral_realtime"})
 _MASKS = {
     "Qwen2AudioProcessor": "feature_attention_mask",
     "Qwen2_5OmniProcessor": "feature_attention_mask",
@@ -101,16 +121,23 @@ _MASKS = {
     "AudioFlamingo3Processor": "input_features_mask",
 }
 """By the processors that pad clips to Whisper's 30 seconds what they call the mask of a clip's frames."""
+_LONGEST_S = {"GlmAsrProcessor": 655, "AudioFlamingo3Processor": 600}
+"""By those that take windows of 30 seconds, each a row of a batch: of how many seconds, unless their folder says it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipMel(LogMel):
-    """`LogMel` of clips, and the mask that processors of conversations have beside it, uint8 [frames]."""
+    """`LogMel` of clips, and the mask that processors of conversations have beside it, uint8 [frames].
+
+    A clip of up to `windows` times 30 seconds is stored as its windows one behind the other, all but the last one full;
+    a batch has each as a row.
+    """
 
     stored_as: ClassVar[str] = CLIPS
     fills: ClassVar[bool] = False
     max_s: ClassVar[float | None] = None
     mask: str
+    windows: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """See `LogMel`."""
@@ -124,20 +151,40 @@ class ClipMel(LogMel):
         form = BatchForm(made_by="WhisperFeatureExtractor", fields=(frames, mask), promise=promise)
         return {"n_mels": self.n_mels, "form": form.to_json()}
 
+    @property
+    def longest_s(self) -> float:
+        """The most seconds of a clip that it makes."""
+        return float(self.windows * MAX_S)
+
     def refused(self, num_samples: int) -> DecodeError | None:
         """See `AudioStep`."""
-        if num_samples <= MAX_SAMPLES:
+        longest = self.windows * MAX_SAMPLES
+        if num_samples <= longest:
             return None
-        return too_long("WhisperFeatureExtractor", num_samples, MAX_SAMPLES, self.sample_rate_hz or 1)
+        return too_long("the model's processor", num_samples, longest, self.sample_rate_hz or 1)
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """See `LogMel`: of all windows."""
+        full: Array = np.maximum(num_samples - 1, 0) // MAX_SAMPLES
+        return np.asarray(full * MAX_FRAMES + super(ClipMel, self).num_frames(num_samples - full * MAX_SAMPLES))
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
-        """See `LogMel`. Raises DecodeError `clip_too_long` for a clip of more than 30 s."""
+        """See `LogMel`. Raises DecodeError `clip_too_long` for a clip of more windows."""
         if (found := next(filter(None, (self.refused(waveform.size) for waveform in waveforms)), None)) is not None:
             raise found
-        made = super(ClipMel, self).make(waveforms)
+        cut = [[w[start : start + MAX_SAMPLES] for start in range(0, w.size, MAX_SAMPLES)] for w in waveforms]
+        rest = iter(super(ClipMel, self).make([window for windows in cut for window in windows]))
+        return [
+            self._joined(waveform, [next(rest) for _ in windows])
+            for waveform, windows in zip(waveforms, cut, strict=True)
+        ]
+
+    def _joined(self, waveform: Array, windows: Sequence[Fields]) -> Fields:
+        """Returns the fields of a clip; those of its last window say what stands behind it."""
+        frames = np.concatenate([fields["input_features"] for fields in windows])
         # The extractor takes every 160th sample of its mask of samples.
-        masks = (np.ones(-(-waveform.size // HOP_SAMPLES), np.uint8) for waveform in waveforms)
-        return [{**fields, self.mask: mask} for fields, mask in zip(made, masks, strict=True)]
+        mask = np.ones(-(-waveform.size // HOP_SAMPLES), np.uint8)
+        return {**windows[-1], "input_features": frames, self.mask: mask}
 
 
 def too_long(made_by: str, num_samples: int, longest: int, rate_hz: int) -> DecodeError:

@@ -38,6 +38,10 @@ class ExtractorFolder:
     processor_class: str
     model_type: str
 
+    def setting(self, name: str, default: Any) -> Any:
+        """Returns what the folder says of its whole processor, else a default."""
+        return _json(self.path.parent / _NESTED).get(name, default)
+
     @classmethod
     def read(cls, folder: Path) -> ExtractorFolder:
         """Returns what a folder says. Raises ConfigError where it holds no feature extractor, or names code of its own.
