@@ -352,7 +352,10 @@ def prepared_form(base: Any) -> BatchForm:
 def _probed(group: ModelItems) -> tuple[Declared, str]:
     """Returns the form of a model's outputs, and how an item alone, again and in a batch differ, in words."""
     model = _opened(group.step)
-    prepared = [values for values in group._prepared(model, group.base.probed()) if "failure" not in values]
+    probed = [*group._prepared(model, group.base.probed())]
+    prepared = [values for values in probed if "failure" not in values]
+    if not prepared:
+        raise ConfigError(f"model.{group.name}: no built-in {group.unit} can be prepared: {probed[0]['message']}")
     alone, again = ([group._outputs(model, [one])[0] for one in prepared] for _ in range(2))
     together = group._outputs(model, prepared)
     fields, numbers = model.declared(alone[0])

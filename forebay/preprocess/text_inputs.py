@@ -21,6 +21,8 @@ from forebay.store.layout import Group
 from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
 
+_SHORT = ("a cat", "two small dogs")
+"""Texts of the probe that any model takes."""
 _NAMED = 60
 """Characters of a text by which an item is called."""
 
@@ -81,7 +83,7 @@ class TextInputs:
 
     def probed(self) -> Iterator[Values]:
         """Yields the tokens of built-in texts."""
-        texts = [text for text, _ in PROBE_TEXTS]
+        texts = [*_SHORT, *(text for text, _ in PROBE_TEXTS)]
         yield from self.samples(pa.table({"text": texts, "sample_id": list(map(repr, texts))}), _unread)
 
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -181,18 +181,19 @@ def _numbers(values: Array, offsets: Array) -> pa.Array:
 
 
 def listed_numbers(name: str, shards: Iterable[Shard], items: ListedItems) -> pa.Array:
-    """Returns a number of the items that each sample lists: of several their mean, of none a null."""
-    columns, means = [], np.zeros(0)
+    """Returns a number of the items that each sample lists: of none a null, of several their mean, or if it is whole
+    a null.
+    """
+    columns, means, counts = [], np.zeros(0), np.diff(items.offsets)
     for shard in shards:
         columns.append(_present(*shard.column(name)))
         shard.drop_pages()
     places = np.cumsum([0, *map(len, columns)])[items.slots >> ROW_BITS] + (items.slots & ROW_MASK)
-    counts = np.diff(items.offsets)
     if columns:
         values = np.concatenate(columns)
         sums = np.bincount(np.repeat(np.arange(len(counts)), counts), values[places], len(counts))
         means = (sums / np.maximum(counts, 1)).astype(values.dtype)
-    return pa.array(means, mask=counts == 0)
+    return pa.array(means, mask=counts == 0 if means.dtype.kind == "f" else counts != 1)
 
 
 def _present(values: Array, offsets: Array) -> Array:

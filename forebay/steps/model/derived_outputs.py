@@ -58,6 +58,10 @@ def _probability(logits: torch.Tensor, label: Any, config: Any) -> torch.Tensor:
     return (logits.float().sigmoid() if is_alone else logits.float().softmax(dim=0))[place]
 
 
+def _label(logits: torch.Tensor, setting: Any, config: Any) -> torch.Tensor:  # noqa: ARG001
+    return logits.argmax()
+
+
 def _place(label: Any, config: Any, count: int) -> int:
     """Returns the place of a label that is a name or an index; where there is one label, it need not be named."""
     names = {str(name): int(place) for place, name in (getattr(config, "id2label", None) or {}).items()}
@@ -83,6 +87,7 @@ DERIVED: Mapping[str, DerivedOutput] = {
     "top_logits": DerivedOutput(of=("logits",), make=_top("values"), setting="k", loaders=_CAUSAL),
     "logit": DerivedOutput(of=("logits",), make=_logit, setting="label", loaders=_CLASSIFIERS),
     "probability": DerivedOutput(of=("logits",), make=_probability, setting="label", loaders=_CLASSIFIERS),
+    "label": DerivedOutput(of=("logits",), make=_label, loaders=_CLASSIFIERS),
     "similarity": DerivedOutput(of=("image_embeds", "text_embeds"), make=_similarity),
 }
 """The names that no model has for an output. A new one is a line here."""

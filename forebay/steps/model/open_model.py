@@ -138,7 +138,7 @@ class OpenModel:
 
     def _output(self, answer: Any, name: str) -> torch.Tensor:
         if name == STATES and "output_hidden_states" in self.arguments:
-            return answer.hidden_states[-1 if self.step.layer is None else self.step.layer]  # type: ignore[no-any-return]
+            return self._layer(answer.hidden_states)
         found = answer if isinstance(answer, torch.Tensor) else getattr(answer, name, None)
         if not isinstance(found, torch.Tensor):
             has = ", ".join(sorted(key for key, value in answer.items() if isinstance(value, torch.Tensor)))
@@ -147,6 +147,15 @@ class OpenModel:
                 code="FB147",
             )
         return found
+
+    def _layer(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        layer = -1 if self.step.layer is None else self.step.layer
+        if not -len(states) <= layer < len(states):
+            raise ConfigError(
+                f"model.{self.step.label}.layer is {layer}, and {self.made_by} has layers 0 to {len(states) - 1}",
+                code="FB147",
+            )
+        return states[layer]
 
     def declared(self, first: Mapping[str, Array]) -> tuple[tuple[FieldForm, ...], Mapping[str, str]]:
         """Returns the forms of fields, and the dtypes of those that are one number. first: of a sample alone."""

@@ -20,7 +20,7 @@ from tests.steps.model.tiny_frozen import RATE_HZ
 
 TEACHERS = ("llama", "gpt2", "qwen3")
 TOP = "args = {k = 5}\nkeep = {%(n)s_ids = {output = 'top_ids'}, %(n)s_logits = {output = 'top_logits'}}"
-GOOD = "args = {label = 'good'}\nkeep = {good = {output = 'probability'}}"
+GOOD = "args = {label = 'good'}\nkeep = {good = {output = 'probability'}, best = {output = 'label'}}"
 LOUD = "keep = {loud = {output = 'probability'}, raw = {output = 'logit'}}"
 
 
@@ -54,14 +54,15 @@ def test_scores_are_columns_by_which_samples_are_chosen(speech: tuple[Corpus, Ca
     listener = T.HubertForSequenceClassification.from_pretrained(corpus.folder / "listener").eval()
     tokenizer = T.AutoTokenizer.from_pretrained(corpus.folder / "judge")
     extractor = T.AutoFeatureExtractor.from_pretrained(corpus.folder / "listener")
-    rows = cache.table(["sample_id", "good", "loud", "raw"]).to_pylist()
+    rows = cache.table(["sample_id", "good", "best", "loud", "raw"]).to_pylist()
     for row in rows:
         number = int(row["sample_id"])
         heard = extractor(corpus.clips[number], sampling_rate=RATE_HZ, return_tensors="pt")
         with torch.inference_mode():
-            good = judge(**tokenizer(TEXTS[number], return_tensors="pt")).logits.softmax(-1)[0, 1]
+            logits = judge(**tokenizer(TEXTS[number], return_tensors="pt")).logits[0]
             raw = listener(**heard).logits[0, 0]
-        np.testing.assert_allclose(row["good"], good, atol=1e-6)
+        np.testing.assert_allclose(row["good"], logits.softmax(-1)[1], atol=1e-6)
+        assert row["best"] == logits.argmax()
         np.testing.assert_allclose([row["raw"], row["loud"]], [raw, raw.sigmoid()], atol=1e-5)
     bound = sorted(row["good"] for row in rows)[2]
     wanted = {row["sample_id"] for row in rows if row["good"] > bound}
@@ -70,7 +71,24 @@ def test_scores_are_columns_by_which_samples_are_chosen(speech: tuple[Corpus, Ca
     loader.set_epoch(0)
     batches = list(loader)
     assert {name for _, ids in batches for name in ids} == wanted
-    assert not {"good", "loud", "raw"} & set(batches[0][0])
+    assert not {"good", "best", "loud", "raw"} & set(batches[0][0])
+    config = load_config(corpus.folder / "config.toml", overrides=["filter.quota={best = 1}"])
+    assert len(make_loader(config).source) == len({row["best"] for row in rows})
+
+
+def test_texts_are_padded_on_the_right_whatever_the_tokenizer_says(tmp_path: Path) -> None:
+    corpus = Corpus(tmp_path, "gpt2")
+    tokenizer = T.AutoTokenizer.from_pretrained(tmp_path / "gpt2", padding_side="left")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    more = "batch = 4\nargs = {k = 2}\nkeep = {ids = {output = 'top_ids'}, states = {output = 'last_hidden_state'}}"
+    cache = corpus.cache(SPEECH + section("gpt2", "text", more))
+    model = T.GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2").eval()
+    for index in range(len(cache)):
+        with torch.inference_mode():
+            tokens = tokenizer(TEXTS[int(cache.sample_id(index))], return_tensors="pt")
+            answer = model(**tokens, output_hidden_states=True)
+        np.testing.assert_array_equal(of_sample(cache, "ids", index), answer.logits[0].topk(2).indices)
+        np.testing.assert_allclose(of_sample(cache, "states", index), answer.hidden_states[-1][0], atol=2e-3, rtol=2e-3)
 
 
 POOLED = """call = "get_%(what)s_features"
@@ -151,6 +169,7 @@ def test_similarity_of_an_image_and_its_text(tmp_path: Path) -> None:
         ("judge", GOOD.replace("'good'", "'great'"), "label is 'great'"),
         ("judge", GOOD.replace("'good'", "true"), "label is True"),
         ("llama", GOOD, "lacks 1 weights of LlamaForSequenceClassification"),
+        ("llama", "layer = 3", "layer is 3, and LlamaModel has layers 0 to 2"),
         ("judge", "call = 'generate_all'", "BertModel has no generate_all"),
         ("judge", "keep = {x = {output = 'similarity'}}", "gives no image_embeds"),
         ("judge", "takes = ['text', 'text']", "takes is"),
