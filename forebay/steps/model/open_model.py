@@ -26,7 +26,7 @@ from forebay.steps.model.model_step import ModelStep
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
 
-_CODES = "audio_codes"
+_CODES, _TOKENS = "audio_codes", "input_ids"
 _ONE_AT_A_TIME = threading.Lock()
 """Threads of an uncached loader share a model, and nobody promises that it may be called by several."""
 
@@ -91,6 +91,8 @@ class OpenModel:
         given = {name: self._on_device(value) for name, value in batch.items() if name in taken}
         with _ONE_AT_A_TIME, torch.inference_mode():
             answer = self._answer(call, given)
+            if _TOKENS in given and any(each.output == _TOKENS for each in self.kept.values()):
+                answer[_TOKENS] = given[_TOKENS]  # what the other outputs stand beside
             steps = None if self.family.steps is None else [self.family.steps(self.model, n) for n in rows]
             found = {name: self._kept(answer, name, steps) for name in self.kept}
         return [{name: arrays[place] for name, arrays in found.items()} for place in range(len(rows))]
@@ -126,7 +128,7 @@ class OpenModel:
         values = self._output(answer, output)
         if output == _CODES:
             values = (values[0] if values.ndim == 4 else values).transpose(1, 2)
-        if steps is None or values.ndim < 3:
+        if steps is None or values.ndim < (2 if output == _TOKENS else 3):
             return list(values)
         if max(steps) > values.shape[1]:
             raise BuildError(
@@ -166,7 +168,7 @@ class OpenModel:
     def _form(self, field: str, first: Array) -> tuple[FieldForm, ...]:
         """Returns the form of a field, and of the mask of one that grows. first: of a sample alone."""
         kept = self.kept[field]
-        grows = self.family.steps is not None and first.ndim >= 2
+        grows = self.family.steps is not None and first.ndim >= (1 if kept.output == _TOKENS else 2)
         shape: tuple[int | None, ...] = (None, *first.shape[1:]) if grows else first.shape
         if first.dtype.kind == "f":
             form = FieldForm(name=field, dtype="float32", shape=shape, stored_dtype=kept.dtype)

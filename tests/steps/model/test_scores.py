@@ -19,7 +19,11 @@ from tests.steps.model.test_families import PHOTOS, SPEECH, TEXTS, Corpus, of_sa
 from tests.steps.model.tiny_frozen import RATE_HZ
 
 TEACHERS = ("llama", "gpt2", "qwen3")
-TOP = "args = {k = 5}\nkeep = {%(n)s_ids = {output = 'top_ids'}, %(n)s_logits = {output = 'top_logits'}}"
+TOP = """args = {k = 5}
+[model.keep]
+%(n)s_tokens = {output = "input_ids"}
+%(n)s_ids = {output = "top_ids"}
+%(n)s_logits = {output = "top_logits"}"""
 GOOD = "args = {label = 'good'}\nkeep = {good = {output = 'probability'}, best = {output = 'label'}}"
 LOUD = "keep = {loud = {output = 'probability'}, raw = {output = 'logit'}}"
 
@@ -44,6 +48,7 @@ def test_a_teacher_s_top_logits(speech: tuple[Corpus, Cache], name: str) -> None
             wanted = model(**tokens).logits[0].topk(5)
         ids, logits = (of_sample(cache, f"{name}_{what}", index) for what in ("ids", "logits"))
         assert (ids.dtype, logits.dtype) == (np.int32, np.float16)
+        np.testing.assert_array_equal(of_sample(cache, f"{name}_tokens", index), tokens["input_ids"][0])
         np.testing.assert_array_equal(ids, wanted.indices)
         np.testing.assert_allclose(logits, wanted.values, rtol=2e-3, atol=2e-3)
 
