@@ -26,6 +26,7 @@ import torch
 from benchmarks.report import arguments
 from benchmarks.zoo.classes import Known, extractors, processors
 from benchmarks.zoo.conversations import chat_section, sound_section
+from benchmarks.zoo.losses_of_sound import loss_section
 from benchmarks.zoo.page import PAGE, disagreement, fixed, line, page
 from benchmarks.zoo.rows import Row, row_of
 
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     pictures = rows_of(processors(), rounds=rounds, full=not options.tiny)
     rows = [*sounds, *pictures]
     if not options.tiny:
-        PAGE.write_text(page(sounds, pictures, chat=f"{chat_section()}\n{sound_section()}"), encoding="utf-8")
+        chat = f"{chat_section()}\n{sound_section()}\n{loss_section()}"
+        PAGE.write_text(page(sounds, pictures, chat=chat), encoding="utf-8")
     if options.json:
         print(json.dumps([as_json(row) for row in rows], indent=1))
     problems = [found for row in rows if (found := disagreement(row))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.abc import MetaPathFinder
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -40,7 +39,7 @@ def require_major(package: str, major: int, extra: str, *, what: str) -> None:
         )
 
 
-class _NoPandas(MetaPathFinder):
+class _NoPandas:
     """Makes pandas missing."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
@@ -54,11 +53,12 @@ def arrow_without_pandas() -> None:
     pyarrow wants to know pandas' own missing values, which it takes for unknown ones from here on. All else of pandas
     works in whatever imports it later. For processes of forebay's own, which run no code that may have such values.
     """
+    import numpy as np
     import pyarrow as pa
 
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:
-        pa.array([None])
+        pa.array(np.array([None]))  # it imports numpy.ma too, which each worker would
     finally:
         sys.meta_path.remove(finder)

@@ -84,7 +84,7 @@ def _qwen3_omni(ids: Callable[[str], int], size: int) -> Any:
             "downsample_hidden_size": 8,
             "output_dim": 32,
         },
-        vision_config={**_VISION, "deepstack_visual_indexes": []},
+        vision_config={**_VISION, "deepstack_visual_indexes": [0]},
         text_config={"vocab_size": size, "rope_parameters": rope, **_TEXT, **experts},
         audio_token_id=ids("<|AUDIO|>"),
         image_token_id=ids("<|IMAGE|>"),
@@ -142,7 +142,11 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_5_omni": QWEN2_5_OMNI,
     "qwen3_omni": QWEN3_OMNI,
 }
-SEES = {"qwen2_5_omni": ("Qwen2VLImageProcessorPil", {"size": {"shortest_edge": 784, "longest_edge": 3136}})}
+_SIDES = {"shortest_edge": 784, "longest_edge": 3136}
+SEES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "qwen2_5_omni": ("Qwen2VLImageProcessorPil", {"size": _SIDES}),
+    "qwen3_omni": ("Qwen2VLImageProcessorPil", {"size": _SIDES, "patch_size": 16}),
+}
 """The image processors of families that see too, by their names."""
 
 

@@ -21,6 +21,8 @@ from forebay.preprocess.build_report import BuildReport
 from forebay.steps.text.chat.processor_ids import Writer
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.cache import Cache, open_cache
+from forebay.train.loader import Loader
+from forebay.train.select import make_loader
 from tests.sound_families import SEES, clips, listed, model_folder, said
 from tests.vlm_families import picture
 
@@ -31,6 +33,8 @@ TALKS: Mapping[str, Sequence[Sequence[str]]] = {
     "none": [["Nothing?"], ["No."]],
     "twice": [["clip3.flac", "clip3.flac", "long?"], ["Yes, a dog."]],
     "seen": [["p0.png", "clip4.flac", "who ", "p1.png", " is?"], ["A."]],
+    "seen later": [["clip1.flac", "clip3.flac", "p1.png", "p1.png"], ["A cat."], ["p0.png"], ["A dog."]],
+    "only seen": [["p1.png", "Where?"], ["A."]],
 }
 
 
@@ -49,7 +53,7 @@ class Talks:
         clips(root / "data", SECONDS)
         for number in range(2):
             picture(number, width=64 + 28 * number, height=56).save(root / "data" / f"p{number}.png")
-        found = cls(root, family, tuple(name for name in TALKS if family in SEES or name != "seen"))
+        found = cls(root, family, tuple(name for name in TALKS if family in SEES or "seen" not in name))
         listed(root / "data", [{"id": name, "messages": found.messages(name)} for name in found.names])
         return found
 
@@ -109,6 +113,25 @@ def built(config: Config) -> tuple[Cache, BuildReport]:
     report = build(config, Options(progress=False))
     assert report.cache is not None
     return open_cache(report.cache), report
+
+
+def packed_talks(root: Path, family: str) -> None:
+    """Makes a folder with eleven packs of two talks, each with a clip, and an image where the model sees."""
+    talks = Talks.made(root, family)
+    shown = [["clip4.flac"], ["p0.png"]][: 1 + (family in SEES)]
+    rows = []
+    for number in range(22):
+        parts = [talks._part(name, opened=False) for (name,) in shown]
+        rows.append(row(*parts, {"type": "text", "text": f"{number:02} "}, id=str(number)))
+    listed(root / "data", rows)
+    cache, _ = built(talks.config(plan='kind = "pack"\nseq_len = 150\nmax_frames = 32'))
+    assert len(cache) == 22
+
+
+def talk_loader(root: Path, *, dp_rank: int = 0, dp_world_size: int = 1, seed: int = 1, tail: str = "drop") -> Loader:
+    """Returns a rank's loader of the packs of `packed_talks`."""
+    config = load_config(root / "config.toml", overrides=[f"loader.seed={seed}", f'plan.tail="{tail}"'])
+    return make_loader(config, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
 
 def row(*parts: Mapping[str, Any], **more: Any) -> dict[str, Any]:

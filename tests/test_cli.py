@@ -235,3 +235,11 @@ def test_help_lists_every_command_once_in_groups(capsys: pytest.CaptureFixture[s
     assert sorted(listed) == sorted(commands or ())
     assert len(listed) == 21
     assert listed[:4] == ["init", "preprocess", "inspect", "train"]
+
+
+def test_only_the_commands_that_are_asked_for_have_options() -> None:
+    parser = make_parser(frozenset({"cache", "ls"}))
+    assert parser.parse_args(["cache", "ls", "--sort", "size"]).sort == "size"
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["key", "--no-hash", "config.toml"])
+    assert make_parser().parse_args(["key", "--no-hash", "config.toml"]).no_hash

@@ -18,6 +18,7 @@ from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import stand_in
 from forebay.errors import ConfigError
 from forebay.extras import arrow_without_pandas
+from forebay.face import uncollected
 from forebay.visible import json_text
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ class PreprocessCommand(ConfigCommand):
     def run(self) -> int:
         if self.runner == "slurm":
             return self._slurm()
-        from forebay.preprocess.build_report import Options
-        from forebay.preprocess.pipeline import build, prepare
+        with uncollected():
+            from forebay.preprocess.build_report import Options
+            from forebay.preprocess.pipeline import build, prepare
 
         for flag in self.given("submit", "print", "logs"):
             raise ConfigError(f"{flag} is for jobs of Slurm: add --runner slurm")
@@ -144,7 +146,8 @@ class KeyCommand(ConfigCommand):
     no_hash: bool = option("do not read raw data; the key may stay unknown")
 
     def run(self) -> int:
-        from forebay.preprocess.listing import explain, explain_lines
+        with uncollected():
+            from forebay.preprocess.listing import explain, explain_lines
 
         document = explain(self.loaded(), may_hash=not self.no_hash)
         print(json_text(document) if self.json else "\n".join(explain_lines(document, with_nearest=self.explain)))
@@ -229,14 +232,14 @@ class InspectCommand(ConfigCommand):
     no_progress: bool = option("no bars")
 
     def run(self) -> int:
-        from forebay.inspect import command
-        from forebay.inspect.command import run_usage
+        with uncollected():
+            from forebay.inspect import command
 
         is_page = self._is_page()
         if self.usage is not None:
             if self.config is not None:
                 raise ConfigError(f"--usage {self.usage} is all that is looked at; leave {self.config} out")
-            return run_usage(on_disk(self.usage), as_json=self.json, remote=self.remote(self.set))
+            return command.run_usage(on_disk(self.usage), as_json=self.json, remote=self.remote(self.set))
         if self.config is None:
             raise ConfigError("inspect needs a cache (a folder or URL) or a config, or --usage FILE")
         place = url_or_path(self.config)

@@ -22,6 +22,7 @@ from forebay.config.pretrained_folder import model_place
 from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.face import uncollected
 from forebay.visible import json_text
 
 if TYPE_CHECKING:
@@ -169,9 +170,10 @@ class CacheCommand(Command):
 
 def load_config(config: str, *, overrides: Sequence[str] = ()) -> Config:
     """Returns a config with the settings of its steps checked. Raises ConfigError."""
-    from forebay.steps import recipe  # not at import: what looks at folders needs none of the steps
+    with uncollected():
+        from forebay.steps import recipe  # not at import: what looks at folders needs none of the steps
 
-    return recipe.load_config(config, overrides=overrides)
+        return recipe.load_config(config, overrides=overrides)
 
 
 @dataclass(kw_only=True)
@@ -191,21 +193,26 @@ def command(name: str) -> Callable[[type[C]], type[C]]:
     """Returns what makes a class the command of a name in `COMMANDS`; `cache push` is an action of `cache`."""
 
     def made(cls: type[C]) -> type[C]:
-        COMMANDS[name] = dataclass(kw_only=True)(cls)
+        COMMANDS[name] = cls
         return cls
 
     return made
 
 
-def add_command(commands: Any, name: str) -> None:
+def add_command(commands: Any, name: str, *, has_options: bool) -> None:
     """Adds the parser of a command; `command` of what it parses is the class, for `command_of`.
 
-    Its help says the docstring of the class, as in the middle of a sentence.
+    Its help says the docstring of the class, as in the middle of a sentence. has_options: else it parses nothing yet,
+    since the options of all commands take a tenth of a small one.
     """
     cls = COMMANDS[name]
     summary = " ".join(str(cls.__doc__).split()).removesuffix(".")
     summary = summary if summary[1].isupper() else summary[0].lower() + summary[1:]
     parser: argparse.ArgumentParser = commands.add_parser(name.split()[-1], help=summary, description=summary)
+    if not has_options:
+        return
+    if "__dataclass_fields__" not in vars(cls):
+        dataclass(kw_only=True)(cls)
     parser.set_defaults(command=cls)
 
     @functools.cache

@@ -8,6 +8,7 @@ nobody reads the output any more (`| head`).
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import copy
 import difflib
@@ -22,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from forebay.cli import build_and_look, caches, housekeeping, training  # noqa: F401  their commands are in `COMMANDS`
@@ -36,7 +37,7 @@ from forebay.visible import one_message, visible_output
 SHELLS = ("bash", "zsh", "tcsh")
 
 
-def _add_completion(commands: Any) -> None:
+def _add_completion(commands: Any, asked: Collection[str]) -> None:  # noqa: ARG001  as `_add_cache`
     summary = "print what makes a shell complete forebay's commands and options"
     parser = commands.add_parser(
         "completion", help=summary, description=f'{summary}; in ~/.bashrc: eval "$(forebay completion bash)"'
@@ -44,12 +45,12 @@ def _add_completion(commands: Any) -> None:
     parser.add_argument("shell", choices=SHELLS)
 
 
-def _add_cache(commands: Any) -> None:
+def _add_cache(commands: Any, asked: Collection[str]) -> None:
     summary = "list, compare, verify and remove caches; bring them to a store and back; make caches of caches"
     actions = commands.add_parser("cache", help=summary, description=summary)
     actions = actions.add_subparsers(required=True, metavar="ACTION")
     for name in _ACTIONS.split():
-        add_command(actions, f"cache {name}")
+        add_command(actions, f"cache {name}", has_options=name in asked)
 
 
 def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `forebay COMMAND ...` and returns its exit code."""
     if arguments is None:  # a process of its own
         gc.freeze()
+        atexit.register(gc.freeze)  # looking through all that there is at its end takes a tenth of a small command
     with visible_output(), _prompt_interrupt():
         try:
             try:
@@ -125,10 +127,10 @@ def _end_after_interrupt(told: socket.socket, is_over: threading.Event) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    parser = make_parser()
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = make_parser(_NAMES & {*given}).parse_args(given)
     if "shell" in options:
-        return _guarded(lambda: _completion(parser, options.shell))
+        return _guarded(lambda: _completion(make_parser(), options.shell))
     asked = command_of(options)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneMessage("%(levelname)s %(name)s: %(message)s"))
@@ -239,11 +241,12 @@ _GROUPS = {
 """The commands as `forebay --help` lists them."""
 _ACTIONS = "push pull warm merge subset ls du rm prune diff verify"
 """The commands `forebay cache ACTION`."""
+_NAMES = frozenset(" ".join([*_GROUPS.values(), _ACTIONS]).split())
 
 
 @functools.cache
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands, made once a process; nobody changes it."""
+def make_parser(asked: frozenset[str] = _NAMES) -> argparse.ArgumentParser:
+    """Returns the parser of all commands, made once a process; nobody changes it. asked: those that have options."""
     usage = "forebay [-h] [--version] COMMAND ..."
     parser = _Parser(prog="forebay", usage=usage, description=_ABOUT, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
@@ -254,7 +257,7 @@ def make_parser() -> argparse.ArgumentParser:
     for title, names in _GROUPS.items():
         first = len(listed)
         for name in names.split():
-            others[name](commands) if name in others else add_command(commands, name)
+            others[name](commands, asked) if name in others else add_command(commands, name, has_options=name in asked)
         lines += [f"\n{title}:", *(f"  {each.dest:<12}{each.help}" for each in listed[first:])]
     parser.epilog = "\n".join([*lines, "", _CODES])[1:]
     return parser

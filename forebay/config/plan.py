@@ -192,30 +192,24 @@ class PackConfig:
     pack_seed: int = 0
     """Seed of two draws: which samples of a length share a pack, and in which order they stand in the pack."""
     overlong: Literal["drop", "error"] = "drop"
-    """What becomes of a sample above `seq_len` or `max_patches`. `drop`: the sample is left out, counted and listed.
-    `error`: no plan is made."""
+    """What becomes of a sample above `seq_len`, `max_patches` or `max_frames`. `drop`: the sample is left out, counted
+    and listed. `error`: no plan is made."""
 
     def __post_init__(self) -> None:
         for name, least in (("seq_len", 1), ("max_patches", 1), ("max_frames", 1), ("buffer_size", 0)):
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise ValueError(f"{name} is {value}, wanted {least} to {2**31 - 1}")
-        if self.max_patches is not None and self.max_frames is not None:
-            raise ValueError("max_patches is of images and max_frames of recordings; give one of them")
-        if self.algorithm == "best_fit_decreasing" and (self.buffer_size or self.most_units is not None):
+        if self.algorithm == "best_fit_decreasing" and (self.buffer_size or self.budgets):
             raise ValueError(
-                'algorithm = "best_fit_decreasing" packs all samples by tokens: no buffer_size, no max_patches'
+                'algorithm = "best_fit_decreasing" packs all samples by tokens: no buffer_size, max_patches, max_frames'
             )
 
     @property
-    def most_units(self) -> int | None:
-        """The second budget: patches or frames of a pack at most, None for any number."""
-        return self.max_patches if self.max_frames is None else self.max_frames
-
-    @property
-    def units(self) -> str:
-        """The unit of the second budget."""
-        return "patches" if self.max_frames is None else "frames"
+    def budgets(self) -> dict[str, int]:
+        """The budgets beside the tokens that are given: how many of a unit a pack has at most."""
+        given = {"patches": self.max_patches, "frames": self.max_frames}
+        return {unit: most for unit, most in given.items() if most is not None}
 
 
 LengthsConfig = BucketConfig | WindowConfig

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, ConfigError
-from forebay.inspect.listed_groups import PatchItem, SeenItem, float32_bytes, image_settings_of, listed_groups
+from forebay.inspect.listed_groups import SeenItem, float32_bytes, image_settings_of, listed_groups
 from forebay.inspect.sample import Sample, check_index, number_of, read_sample, sample_index
 from forebay.inspect.seen_images import duration_histogram
 from forebay.plan.disk import cache_key_of, planned_samples, read_metadata, read_statistics
@@ -34,7 +34,7 @@ from forebay.terminal import human_share, table
 from forebay.visible import printable
 
 logger = logging.getLogger(__name__)
-_HELD = ("samples", "tokens", "patches", "images")
+_HELD = ("samples", "tokens", "patches", "frames", "images")
 """The names that the statistics of packs count."""
 _NO_LENGTHS = "0-1 tokens"
 """The only bucket of images without texts."""
@@ -165,7 +165,7 @@ class Pack:
     @property
     def images(self) -> list[SeenItem]:
         """The images of all segments; one that two segments use is there twice."""
-        return [image for sample in self.segments for image in sample.shown]
+        return [image for sample in self.segments for image in sample.items.get("image", [])]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `pack` part of `forebay inspect PLAN --sample I --json`."""
@@ -181,7 +181,7 @@ class Pack:
             "seq_len": self.seq_len,
             "fill": self.num_tokens / self.seq_len,
             "pad_tokens": self.seq_len - self.num_tokens,
-            "num_patches": sum(image.num_patches for image in self.images if isinstance(image, PatchItem)),
+            "num_patches": sum(sample.row.get("num_patches", 0) for sample in self.segments),
             "max_patches": self.max_patches,
             "num_images": len(self.images),
             "stored_bytes": sum(image.stored_bytes for image in self.images),

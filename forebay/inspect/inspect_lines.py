@@ -315,8 +315,9 @@ def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
     yield entry("samples", f"{facts['num_samples']:,}; left out: {unplaced_text(statistics) or 'none'}")
     fill = f"{human_share(facts['fill'])} fill, {statistics['pad_tokens']:,} tokens left over"
     yield entry("packs", f"{facts['num_packs']:,}, {fill}")
-    if statistics.get("patch_fill") is not None:
-        yield entry("patches", f"{human_share(statistics['patch_fill'])} of the packs' max_patches")
+    for units, share in (("patches", "patch_fill"), ("frames", "frame_fill")):
+        if statistics.get(share) is not None:
+            yield entry(units, f"{human_share(statistics[share])} of the packs' max_{units}")
     if "bytes_per_pack" in facts:
         held = beside_float32(facts["bytes_per_pack"], facts["float32_bytes_per_pack"], where="of the cache")
         yield entry("a pack", held)
@@ -491,8 +492,8 @@ def _segment_table(segments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"{segment['start']:,} - {segment['end']:,}",
             f"{segment['row']['num_tokens']:,}",
             f"{segment['num_learnt']:,}",
-            str(len(segment["images"])),
-            f"{segment['row']['num_patches']:,}",
+            str(len(segment.get("images", ()))),
+            f"{segment['row'].get('num_patches', 0):,}",
             str(segment["index"]),
             printable(segment["row"]["sample_id"]),
         ]

@@ -15,7 +15,7 @@ import torch
 
 from forebay.config.plan import BucketConfig, PackConfig
 from forebay.config.tree import Config
-from forebay.errors import PlanError
+from forebay.errors import ConfigError, PlanError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.make import make_plan, samples_of
 from forebay.steps.batch import fresh
@@ -202,7 +202,12 @@ def _case(name: str, members: Array, source: SampleSource) -> BucketCase:
 
 
 def pack_case(source: SampleSource, settings: PackConfig) -> PackCase:
-    """Returns the case of a plan of packs. Raises PlanError where no sample has tokens."""
+    """Returns the case of a plan of packs. Raises PlanError where no sample has tokens, ConfigError without patches."""
+    if "merge_size" not in source.constants:
+        raise ConfigError(
+            "calibrate tries packs of images as patches, and these packs have none; set plan.seq_len, and "
+            "plan.max_frames or plan.max_patches, by hand"
+        )
     tokens, patches = (np.asarray(source.lengths[name], np.float64) for name in ("num_tokens", "num_patches"))
     if not len(tokens):
         raise PlanError("no samples to plan: the cache or the filters in [source] leave none", code="FB501")

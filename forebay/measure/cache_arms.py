@@ -57,6 +57,7 @@ from forebay.store.layout import TEXT, Array, Group
 from forebay.store.remote.raw.raw_sources import is_here
 from forebay.store.seal import seal
 from forebay.store.source import SampleSource, parts_of
+from forebay.store.source_files import dump_sources
 
 _READS = 64
 
@@ -397,7 +398,7 @@ def _seal(bench: Bench, listing: Listing, done: Done, rows: int) -> int:
         found,
         probe=dict.fromkeys(bench.groups.names, "0" * 32),
         constants=bench.groups.constants(),
-        memo=b"",
+        files={"sources.parquet": dump_sources(listing.sources()), "hashes.memo": b""},
         messages={},
     )
     seal(bench.sample_folder, contents, scratch=bench.root / SAMPLE, replace=True)

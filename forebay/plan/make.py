@@ -64,8 +64,9 @@ class Samples:
     """The arrays that plans are made of, in sample order.
 
     durations: integers [num_samples], in audio samples at sample_rate_hz; None: of images. The others are called only
-    where they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches and
-    images, shards (the number of the shard that holds the sample); shard_run: see there. None: not known. texts: bool
+    where they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches,
+    clip_frames (as they are stored) and images, shards (the number of the shard that holds the sample); shard_run: see
+    there. None: not known. texts: bool
     [num_samples], those without seconds, whose length is their tokens; None: there are none. are_untimed: all have
     items and none has seconds; without edges in tokens they stand in one bucket. text: the step of their texts.
     """
@@ -75,6 +76,7 @@ class Samples:
     frames: Callable[[], Array] | None = None
     tokens: Callable[[], Array] | None = None
     patches: Callable[[], Array] | None = None
+    clip_frames: Callable[[], Array] | None = None
     images: Callable[[], Array] | None = None
     shards: Callable[[], Array] | None = None
     shard_run: Callable[[], int] | None = None
@@ -178,7 +180,8 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
     if samples.are_untimed:
         settings = _untimed(samples, settings)
     if isinstance(settings, PackConfig):
-        return pack_plan(_row_tokens(samples), patches=_asked(samples.patches), settings=settings)
+        units = {"patches": _asked(samples.patches), "frames": _asked(samples.clip_frames)}
+        return pack_plan(_row_tokens(samples), **units, settings=settings)
     rate = samples.sample_rate_hz
     if isinstance(settings, WindowConfig):
         return window_plan(_window_lengths(samples, settings), sample_rate_hz=rate, settings=settings)
@@ -230,8 +233,11 @@ def plan_statistics(plan: AnyPlan, samples: Samples) -> dict[str, Any]:
     shards = _asked(samples.shards)
     if isinstance(plan, PackPlan):
         images = _asked(samples.images)
-        patches = None if images is None and plan.settings.max_frames is None else _asked(samples.patches)
-        return pack_statistics(plan, _row_tokens(samples), patches=patches, images=images, shards=shards)
+        units = {
+            "patches": None if images is None else _asked(samples.patches),
+            "frames": None if plan.settings.max_frames is None else _asked(samples.clip_frames),
+        }
+        return pack_statistics(plan, _row_tokens(samples), **units, images=images, shards=shards)
     tokens = _asked(samples.tokens) if isinstance(plan, BucketPlan) and plan.cells else None
     return batch_statistics(plan, samples.lengths, frames=_asked(samples.frames), tokens=tokens, shards=shards)
 
@@ -256,8 +262,8 @@ def samples_of(source: SampleSource) -> Samples:
         sample_rate_hz=int(source.constants.get(RATE, 1)),  # nothing may be divided by 0
         frames=frames,
         tokens=column("num_tokens"),
-        # The second budget of packs: of recordings frames.
-        patches=column("num_patches" if "num_patches" in lengths else "num_frames"),
+        patches=column("num_patches"),
+        clip_frames=column("num_frames"),
         images=column("num_images") if "num_images" in lengths else None,
         shards=None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32),
         shard_run=None if slots is None else lambda: shard_run(source),

@@ -126,23 +126,23 @@ def pack_statistics(
     tokens: Array,
     *,
     patches: Array | None = None,
+    frames: Array | None = None,
     images: Array | None = None,
     shards: Array | None = None,
 ) -> dict[str, Any]:
     """Returns the document of packing_stats.json; what depends on the order is of epoch 0 under seed 0.
 
-    tokens, patches, images: integers [num_samples], those that the plan was made from; shards: integers [num_samples],
-    the shard of each sample, for `shard_spread`.
-    `fill` is the share of tokens in all packs' `seq_len`, `pad_tokens` the rest, `patch_fill` the share of patches, or
-    frames, in all packs' second budget (null without). `samples`, `tokens`, `patches` (or `frames`) and `images` are of
-    a pack: mean, least, most and a histogram, `counts[i]` packs from `edges[i]` up to below `edges[i + 1]`, the last
-    one included.
+    tokens, patches, frames, images: integers [num_samples], those that the plan was made from; shards: integers
+    [num_samples], the shard of each sample, for `shard_spread`.
+    `fill` is the share of tokens in all packs' `seq_len`, `pad_tokens` the rest, `patch_fill` the share of patches in
+    all packs' `max_patches` (null without), `frame_fill` that of frames in `max_frames` (absent without). `samples`,
+    `tokens`, `patches`, `frames` and `images` are of a pack: mean, least, most and a histogram, `counts[i]` packs from
+    `edges[i]` up to below `edges[i + 1]`, the last one included.
     `unplaced` counts the samples in no pack by reason, `dropped` all of them. `worlds` as in `batch_statistics`;
     `mean_displacement` and `shard_spread`: see `Randomness`. O(num_samples) time.
     Raises PlanError for lengths of other samples.
     """
-    units = plan.settings.units
-    given = {"tokens": tokens, units: patches, "images": images}
+    given = {"tokens": tokens, "patches": patches, "frames": frames, "images": images}
     _require_samples(plan.num_samples, **given, shards=shards)
     lengths = {name: np.asarray(found) for name, found in given.items() if found is not None}
     order = plan.order(0, 0)
@@ -157,7 +157,11 @@ def pack_statistics(
         randomness.add(samples)
     room = len(order) * plan.settings.seq_len
     total = int(held["tokens"].sum())
-    patch_room = len(order) * (plan.settings.most_units or 0)
+    fills = {
+        unit: round(int(held[unit].sum()) / (len(order) * most), 6)
+        for unit, most in plan.settings.budgets.items()
+        if unit in held
+    }
     unplaced = {reason: len(found) for reason, found in plan.unplaced.items()}
     return {
         "seed": 0,
@@ -165,7 +169,8 @@ def pack_statistics(
         "total_packs": len(order),
         "fill": round(total / room, 6),
         "pad_tokens": room - total,
-        "patch_fill": round(int(held[units].sum()) / patch_room, 6) if patch_room and units in held else None,
+        "patch_fill": fills.get("patches"),
+        **({"frame_fill": fills["frames"]} if "frames" in fills else {}),
         "samples": _figures(np.diff(plan.offsets)),
         **{name: _figures(found) for name, found in held.items()},
         "unplaced": unplaced,
@@ -395,6 +400,7 @@ PACK_FORM: Check = record(
     {
         **_COUNTED,
         "patch_fill": or_null(NUMBER),
+        "frame_fill": NUMBER,
         **dict.fromkeys(("samples", "patches", "frames", "images"), _PACK_FIGURES),
     },
 )

@@ -22,7 +22,6 @@ from forebay.store.layout import ROW_BITS, TEXT, Array, Constants, FieldSpec, Gr
 from forebay.store.lookup import CONFINED
 from forebay.store.seal import Contents
 from forebay.store.shard import Shard, ShardEntry, shard_fields
-from forebay.store.source_files import dump_sources
 from forebay.version import __version__
 
 Rejection = tuple[str, str, str, str]
@@ -38,10 +37,13 @@ def assemble(
     *,
     probe: Mapping[Group, str],
     constants: Constants,
-    memo: bytes,
+    files: Mapping[str, bytes],
     messages: Mapping[tuple[str, str], str],
 ) -> Contents:
-    """Returns what is sealed. rows: those of the finished shards. messages: by sample and reason, where known."""
+    """Returns what is sealed. rows: those of the finished shards. files: what is known of the sources, by name.
+
+    messages: by sample and reason, where known.
+    """
     groups, keep = listing.groups, rows.reasons.codes == 0
     kept = np.flatnonzero(keep)
     rejections = _rejections(listing, rows, messages)
@@ -70,11 +72,7 @@ def assemble(
         shards=finished,
         items={group: items.of(kept) for group, items in rows.items.items()},
         arrays={"slots.npy": rows.slots[keep], "lengths.npy": np.ascontiguousarray(rows.lengths[:, keep])},
-        files={
-            "sources.parquet": dump_sources(listing.sources()),
-            "hashes.memo": memo,
-            "rejected.jsonl": _jsonl(rejections),
-        },
+        files={**files, "rejected.jsonl": _jsonl(rejections)},
         document=document,
     )
 

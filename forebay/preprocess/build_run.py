@@ -37,6 +37,7 @@ from forebay.store.memo import Memo
 from forebay.store.remote.raw.arriving import Arriving, Fresh
 from forebay.store.remote.raw.raw_sources import is_here, shown
 from forebay.store.shared_disk import seen
+from forebay.store.source_files import dump_sources
 from forebay.task_map import WorkerDied
 
 logger = logging.getLogger(__name__)
@@ -318,8 +319,12 @@ class Run:
         finished = self.workspace.finished(
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
-        memo = self.memo.dump(self.listing.files.each_path(), stats=stats)
+        files = {
+            "hashes.memo": self.memo.dump(self.listing.files.each_path(), stats=stats),
+            "sources.parquet": dump_sources(self.listing.sources()),
+        }
         del stats
+        self.memo.forget()
         rows = read_rows(self.listing, finished)
         free_memory()
         self.failures += rows.failures
@@ -334,7 +339,7 @@ class Run:
             rows,
             probe=self.probe,
             constants=self.constants,
-            memo=memo,
+            files=files,
             messages=messages,
         )
         # Linked shards bring failures of their own, which no receipt of this build has listed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,13 +37,23 @@ from forebay.rows.eligible import (
 )
 from forebay.rows.kept_columns import column_of, concatenated, names_of, require_values, with_kept
 from forebay.rows.listed_media import ListedMedia, failed_items, num_good, with_items
-from forebay.rows.manifest import CONVERSATION_SCHEMA, ROW_SCHEMA, SPAN, Manifest, Meaning, merged, require_rows
+from forebay.rows.manifest import (
+    CONVERSATION_SCHEMA,
+    ROW_SCHEMA,
+    SPAN,
+    Manifest,
+    Meaning,
+    found_rows,
+    merged,
+    recording,
+    require_rows,
+)
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.meanings.recordings import Recorded, refuse_differing, refuse_uncovered, to_judge
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
-from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, reader_of
+from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, cuts_of, reader_of
 from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, listed_rows, read_piece
-from forebay.rows.segments import segmented, with_ends
+from forebay.rows.segments import recordings_of, segmented, with_ends
 from forebay.rows.source_table import SourceFiles
 from forebay.rows.windows import WindowRules, windowed
 from forebay.store.layout import Array
@@ -139,9 +150,9 @@ class RowListing:
         results: list[R] = []
         wave = first
         while True:
-            batch = list(itertools.islice(tasks, wave))
-            results += run(batch)
-            is_all = wave is None or len(batch) < wave or len(results) == total
+            before = len(results)
+            results += run([*itertools.islice(tasks, wave)])
+            is_all = wave is None or len(results) < before + wave or len(results) == total
             manifest, rows = judge(results, is_all)
             if manifest is not None:
                 return manifest
@@ -169,7 +180,7 @@ def locate_tasks(manifest: Manifest, listing: RowListing) -> Iterator[LocateTask
     else:
         most = source.max_samples if source.max_samples is not None and is_remote(source) else ROWS_PER_TASK
         step = len(rows) if kind.in_tars else min(most, ROWS_PER_TASK)
-        cuts = _cuts(manifest.rows["group"].to_numpy(), step)
+        cuts = cuts_of(manifest.rows["group"].to_numpy(), step)
     files = SourceFiles.of(manifest.files)
     for group, start, stop in cuts:
         part = rows.slice(start, stop - start)
@@ -200,20 +211,27 @@ def refuse_pieces(manifest: Manifest, listing: RowListing) -> None:
     # What a table states need not be how long the recording is.
     place = ROW_SCHEMA.get_field_index("duration_s")
     seconds = pc.if_else(pc.is_null(rows["stated_s"]), rows["duration_s"], float("nan"))
-    unknown = dataclasses.replace(manifest, rows=rows.set_column(place, ROW_SCHEMA.field(place), seconds))
-    tasks = list(locate_tasks(unknown, listing))
-    results = located_of(dataclasses.replace(listing, is_hashed=False), tasks, total=len(manifest.files))
-    found = {row["row"]: row["duration_s"] for each in results for row in each.rows.to_pylist()}
-    durations = np.array([found.get(row, np.nan) for row in rows["row"].to_pylist()])
+    durations = seconds_by_header(manifest, rows.set_column(place, ROW_SCHEMA.field(place), seconds), listing)
     refuse_uncovered(rows, durations, listing.source.duration_tolerance, functools.partial(recording, manifest))
 
 
-def recording(manifest: Manifest, file: int, member: str) -> str:
-    """Returns what a recording is called in a message, with the table that names it."""
-    path = shown(str(manifest.files[file].path))
-    return (
-        f"{shown(str(manifest.files[0].path))}: {path}{f', {member}' if member and not path.endswith(member) else ''}"
-    )
+def seconds_by_header(manifest: Manifest, rows: pa.Table, listing: RowListing) -> Array:
+    """Returns how long the recordings of rows are, float64 [rows]; NaN for what cannot be found.
+
+    rows: of the manifest; a `duration_s` of theirs that is not NaN stays.
+    """
+    tasks = list(locate_tasks(dataclasses.replace(manifest, rows=rows), listing))
+    results = located_of(dataclasses.replace(listing, is_hashed=False), tasks, total=len(manifest.files))
+    found = {row["row"]: row["duration_s"] for each in results for row in each.rows.to_pylist()}
+    return np.array([found.get(row, np.nan) for row in rows["row"].to_pylist()])
+
+
+def _recordings_end(manifest: Manifest, listing: RowListing, rows: pa.Table) -> Array:
+    """Returns where the recordings of segments end, float64 [rows]: the header of each is read once."""
+    _, first, inverse = np.unique(recordings_of(rows), return_index=True, return_inverse=True)
+    place, ones = ROW_SCHEMA.get_field_index("duration_s"), rows.take(pa.array(first))
+    ones = ones.set_column(place, ROW_SCHEMA.field(place), pa.array(np.full(len(ones), np.nan)))
+    return seconds_by_header(manifest, ones, listing)[inverse]
 
 
 def with_places(listed: Manifest, results: Sequence[Located], listing: RowListing, *, is_all: bool) -> Manifest:
@@ -225,7 +243,7 @@ def with_places(listed: Manifest, results: Sequence[Located], listing: RowListin
     failed = pa.concat_tables([listed.rejected, *(result.failed for result in results)])
     manifest = dataclasses.replace(
         listed,
-        rows=_merged(listed.rows, found),
+        rows=found_rows(listed.rows, found),
         rejected=failed,
         absent=tuple(sorted({number for result in results for number in result.absent})),
         unused=merged([listed.unused, *(result.unused for result in results)]),
@@ -238,30 +256,6 @@ def with_places(listed: Manifest, results: Sequence[Located], listing: RowListin
     manifest = apply_filters(with_ends(manifest) if source.has_segments else manifest, source)
     order = np.argsort(manifest.rejected["row"].to_numpy(), kind="stable")
     return dataclasses.replace(manifest, rejected=manifest.rejected.take(pa.array(order)))
-
-
-def _merged(rows: pa.Table, found: pa.Table) -> pa.Table:
-    """The listed rows that were found, with the columns that were found; of `found` alone where it is complete."""
-    if found.column_names[: len(ROW_SCHEMA)] == ROW_SCHEMA.names:
-        return found
-    if len(found) < len(rows):
-        rows = rows.take(pa.array(np.searchsorted(rows["row"].to_numpy(), found["row"].to_numpy())))
-    for name in found.column_names:
-        position = ROW_SCHEMA.get_field_index(name)
-        rows = rows.set_column(position, ROW_SCHEMA.field(position), found[name].cast(ROW_SCHEMA.field(position).type))
-    return rows
-
-
-def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:
-    """(group, start, stop) of every run of rows of one group, none longer than `step`."""
-    if not len(group):
-        return []
-    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
-    return [
-        (int(group[first]), start, min(start + step, last))
-        for first, last in itertools.pairwise(borders)
-        for start in range(first, last, step)
-    ]
 
 
 def list_rows(
@@ -390,10 +384,10 @@ def _meant(listing: RowListing, manifest: Manifest, parts: Sequence[RowPart]) ->
 
 @dataclass(frozen=True)
 class NamedRows:
-    """The rows that manifests name, whose own items are not located yet. parts: of rows that were read by record."""
+    """The rows that manifests name, whose own items are not located yet. classes: as files declare them, see `Sink`."""
 
     manifest: Manifest
-    parts: Sequence[RowPart] = ()
+    classes: Sequence[tuple[str, ...] | None] = ()
     media: Sequence[ListedMedia] = ()
 
 
@@ -414,7 +408,8 @@ def _named(listing: RowListing) -> NamedRows:
         listed = dataclasses.replace(listed, rows=refuse_differing(rows, functools.partial(recording, listed)))
     manifest = unique_ids(listed)
     if source.window_s is not None and isinstance(listing.meaning, Recorded):
-        manifest = unique_ids(windowed(manifest, source.window_s, listing.meaning.windows or WindowRules()))
+        rules, until_s = listing.meaning.windows or WindowRules(), functools.partial(_recordings_end, manifest, listing)
+        manifest = unique_ids(windowed(manifest, source.window_s, rules, until_s=until_s))
     if not lister.lists_tars:
         name_absent_languages(manifest.rows, source)
     return dataclasses.replace(named, manifest=apply_filters(manifest, source))
@@ -440,11 +435,14 @@ def _by_record(listing: RowListing) -> NamedRows:
     manifest = candidate_rows(rows, listing.manifests, places, lists=listing.meaning.facts.lists)
     unused = merged(part.unused for part in parts)
     require_values(manifest.rows, unused, where=", ".join(listing.source.manifests))
+    classes = [part.classes for part in parts]
+    listed = [[(part.group, part.items[each.group]) for part in parts] for each in media]
+    parts.clear()  # all else of them is in the manifest
     files.stamp()
     manifest = dataclasses.replace(manifest, files=files.files, unused=unused)
-    for each in media:
-        each.extend([(part.group, part.items[each.group]) for part in parts])
-    return NamedRows(manifest, parts, media)
+    for each, items in zip(media, listed, strict=True):
+        each.extend(items)
+    return NamedRows(manifest, classes, media)
 
 
 def read_manifest(
@@ -464,9 +462,10 @@ def _located(listing: RowListing) -> Manifest:
     source, lister, named = listing.source, listing.lister, _named(listing)
     free_memory()
     listed = dataclasses.replace(named.manifest, files=stamped(named.manifest.files))
+    named = dataclasses.replace(named, manifest=listed)
     if is_remote(source):
         tell_if_too_large(listed.files)
-    tasks = list(locate_tasks(listed, listing))
+    tasks = iter([*locate_tasks(listed, listing)])  # it drops them when they are done: they hold all paths
 
     def judge(results: Sequence[Located], is_all: bool) -> tuple[Manifest | None, int]:  # noqa: FBT001
         manifest = with_places(listed, results, listing, is_all=is_all)
@@ -482,10 +481,10 @@ def _located(listing: RowListing) -> Manifest:
     all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples
     run = functools.partial(located_of, listing, total=len(listed.files))
     first = None if all_at_once else listing.first_wave
-    manifest = listing.in_waves(iter(tasks), run, judge, first=first, total=len(tasks))
+    manifest = listing.in_waves(tasks, run, judge, first=first, total=operator.length_hint(tasks))
     refuse_pieces(manifest, listing)
     rows = manifest.rows.select([name for name in manifest.rows.column_names if not name.startswith(SPAN)])
-    manifest = dataclasses.replace(manifest, rows=listing.meaning.finished(rows, [p.classes for p in named.parts]))
+    manifest = dataclasses.replace(manifest, rows=listing.meaning.finished(rows, named.classes))
     if not len(manifest.rows) and not len(manifest.rejected):
         raise ManifestError(
             f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest", code="FB204"

@@ -23,6 +23,7 @@ from forebay.errors import ManifestError, SampleError
 from forebay.rows.kept_columns import with_kept
 from forebay.rows.named_files import shown_name, usable_name
 from forebay.store.layout import Group
+from forebay.store.remote.raw.raw_sources import shown
 from forebay.store.source_files import SourceFile
 from forebay.terminal import first_of
 from forebay.visible import printable
@@ -197,6 +198,11 @@ def grouped(table: pa.Table) -> pa.Table:
         # Groups are numbered by first appearance, so a stable sort by number keeps manifest order inside each.
         table = table.take(pa.array(np.argsort(group, kind="stable")))
     return table.set_column(0, ROW_SCHEMA.field("row"), pa.array(np.arange(len(table))))
+
+
+def without_rows(table: pa.Table, places: Sequence[int]) -> pa.Table:
+    """Returns a table without the rows at some places, most often none: a filter copies every column."""
+    return table.filter(pa.array(~np.isin(np.arange(len(table)), places))) if places else table
 
 
 def require_rows(num_rows: int, manifests: Sequence[SourceFile]) -> None:
@@ -418,3 +424,23 @@ def meaning_named(name: str, facts: MeaningFacts | None = None) -> Meaning:
     """Returns one of `MEANINGS`. facts: of rows of fewer groups."""
     meaning: Meaning = resolve_name(MEANINGS[name].target)(facts or MEANINGS[name])
     return meaning
+
+
+def found_rows(rows: pa.Table, found: pa.Table) -> pa.Table:
+    """Returns the listed rows that were found, with the columns that were found; `found` alone where it is complete."""
+    if found.column_names[: len(ROW_SCHEMA)] == ROW_SCHEMA.names:
+        return found
+    if len(found) < len(rows):
+        rows = rows.take(pa.array(np.searchsorted(rows["row"].to_numpy(), found["row"].to_numpy())))
+    for name in found.column_names:
+        position = ROW_SCHEMA.get_field_index(name)
+        rows = rows.set_column(position, ROW_SCHEMA.field(position), found[name].cast(ROW_SCHEMA.field(position).type))
+    return rows
+
+
+def recording(manifest: Manifest, file: int, member: str) -> str:
+    """Returns what a recording is called in a message, with the table that names it."""
+    path = shown(str(manifest.files[file].path))
+    return (
+        f"{shown(str(manifest.files[0].path))}: {path}{f', {member}' if member and not path.endswith(member) else ''}"
+    )

@@ -25,7 +25,7 @@ from forebay.rows.columns_aside import BLOCK_ROWS
 from forebay.rows.source_table import SourceFiles
 from forebay.rows.string_index import StringIndex, first_rows, hashes_of
 from forebay.store.layout import Array
-from forebay.store.memo import Hashed, Hashing, Memo, Stat, anywhere, hash_now, hexes, stats_of
+from forebay.store.memo import Hashed, Hashing, Memo, Stat, hash_now, hexes, stats_of
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import (
     MIRRORS,
@@ -142,9 +142,8 @@ class NamedFiles:
 
     def stamp(self) -> None:
         """Notes the stat of the files that were added since the last call, before any of them is read."""
-        files = self.files
-        self._parts = [SourceFiles.joined([files[: self._num_stamped], stamped(files[self._num_stamped :])])]
-        self._num_stamped = len(files)
+        self._parts = [stamped(self.files, first=self._num_stamped)]
+        self._num_stamped = len(self)
 
     def _name(self, path: Path, written: str, base: Path) -> str:
         if path.is_relative_to(base):
@@ -271,14 +270,14 @@ def path_stem(written: str) -> str:
     return f"{folder}{slash}{stem}" if dot and stem else written
 
 
-def stamped(files: Sequence[SourceFile]) -> SourceFiles:
-    """Returns the files with their stat as it is now; those that have one keep it.
+def stamped(files: Sequence[SourceFile], *, first: int = 0) -> SourceFiles:
+    """Returns the files from the first on with their stat as it is now; those that have one keep it.
 
     A file that was changed just now could be changed again in the same tick and keep its stat: where there is one, this
     waits for the next tick, once for all of them. One stat a file; of objects of a store its listing.
     """
     found = SourceFiles.of(files)
-    todo = np.flatnonzero(~found.has_stat)
+    todo = first + np.flatnonzero(~found.has_stat[first:])
     if not len(todo):
         return found
     stats, is_there = _stats(found, todo)
@@ -322,7 +321,7 @@ def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Hashing)
         raise _changed(str(err.filename), "is gone") from err
     for number, now in zip(moved.tolist(), hexes(digests), strict=True):
         _require_content(known[number], now)
-    return stats
+    return known.stats if (stats == known.stats).all() else stats  # most often: memory of one of the two
 
 
 def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
@@ -344,7 +343,8 @@ def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
 
 def are_same(files: SourceFiles, stats: Array, is_there: Array) -> Array:
     """Returns bool [files], whether files have the stat that they had, on whichever machine."""
-    is_same = (anywhere(stats) == anywhere(files.stats)).all(axis=1)
+    devices, known = (np.minimum(each[:, 0], 0) for each in (stats, files.stats))  # see `anywhere`, which copies all
+    is_same = (stats[:, 1:] == files.stats[:, 1:]).all(axis=1) & (devices == known)
     return np.asarray((is_same | ~is_there) & (is_there == files.has_stat))
 
 

@@ -6,6 +6,7 @@ Members of tars are found by name here, many at once.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -324,3 +325,15 @@ class Failures:
     def table(self) -> pa.Table:
         """Returns them as a table of REJECTED_SCHEMA."""
         return table_of(self.found, REJECTED_SCHEMA)
+
+
+def cuts_of(group: Array, step: int) -> list[tuple[int, int, int]]:
+    """Returns (group, start, stop) of every run of rows of one group, none longer than `step`."""
+    if not len(group):
+        return []
+    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
+    return [
+        (int(group[first]), start, min(start + step, last))
+        for first, last in itertools.pairwise(borders)
+        for start in range(first, last, step)
+    ]

@@ -34,7 +34,7 @@ def first_rows(strings: Any) -> Array:
         return np.arange(len(strings))
     del hashes_sorted
     order = np.argsort(hashes, kind="stable")
-    is_new = np.append([True], hashes[order[1:]] != hashes[order[:-1]])
+    is_new = np.append([True], np.diff(hashes[order]) != 0)
     first = np.empty(len(order), np.int64)
     first[order] = order[is_new][np.cumsum(is_new) - 1]
     again = np.flatnonzero(first != np.arange(len(first)))
@@ -73,6 +73,6 @@ class StringIndex:
             found[is_it] = numbers[at[is_it]]
         chosen = np.flatnonzero(found >= 0)
         is_same = pc.equal(known(found[chosen]), strings.take(pa.array(chosen)))
-        if not pc.all(is_same).as_py():
+        if not pc.all(is_same, min_count=0).as_py():
             return np.asarray(pc.fill_null(pc.index_in(strings, value_set=all_known()), -1)).astype(np.int32)
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from forebay.rows.manifest import ROW_SCHEMA, SPAN, Manifest
 from forebay.rows.reader import Failures
 from forebay.rows.segments import recordings_of
 from forebay.steps.text.row_encoder import STEP_S
+from forebay.store.layout import Array
 
 SPOKEN = "spoken"
 """The column of windows that says which part of the text is spoken when: a JSON list of a segment's first and last step
@@ -34,7 +35,7 @@ NO_SPEECH = "[]"
 LOST = f"{SPAN}lost"
 """The column of rows that have failed already, and are listed because their stretch is no silence."""
 _MOST_SILENT = 10_000
-"""Windows before one segment: a start that no recording has fills no memory."""
+"""Windows before or behind one segment: a time that no recording has fills no memory."""
 _SLACK_S = 1e-6
 """Sums of seconds miss by less."""
 
@@ -68,7 +69,7 @@ class _Window(NamedTuple):
     """segments: those in it; none: it is without speech. place: of the row that it takes its other values from.
 
     begins_s: where a further segment begins in it. earlier: the text of the window before it. number: of windows
-    without speech before one segment.
+    without speech before one segment, from 1 on; behind the last one, from -1 down.
     """
 
     start_s: float
@@ -83,15 +84,28 @@ class _Window(NamedTuple):
     def text(self) -> str:
         return " ".join(each.text for each in self.segments if each.text)
 
+    @property
+    def ending(self) -> str:
+        """The end of the window's id, behind that of a segment."""
+        if self.segments:
+            return f"+{len(self.segments)}"
+        return f"-{self.number}" if self.number > 0 else f"-end{-self.number}"
 
-def windowed(manifest: Manifest, length_s: float, rules: WindowRules) -> Manifest:
+
+def windowed(
+    manifest: Manifest, length_s: float, rules: WindowRules, *, until_s: Callable[[pa.Table], Array] | None = None
+) -> Manifest:
     """Returns a listing whose rows are windows, made of rows that are segments in the order of time.
 
     A window has the id of its first segment and `+N`, N: how many it has; one without speech the id of the segment
-    behind it and `-N`, N: the how many-th before it. Another language, prompt or kept value begins a new window.
+    behind it and `-N`, N: the how many-th before it, or `-endN` behind the last segment. Another language, prompt or
+    kept value begins a new window.
     Segments that fail: `segment_too_long` above `length_s`, `open_segment` without an end, `no_text`.
+    until_s: gives where the recordings of rows end, float64 [rows], NaN where that is not known; it is asked where
+    windows without speech are wanted. None: no recording's end is known.
     """
     rows = manifest.rows
+    ends = until_s(rows) if until_s is not None and rules.no_speech > 0 else np.full(len(rows), np.nan)
     segments, failed = _segments(manifest, length_s, rules)
     recordings, channels = recordings_of(rows), np.asarray(rows["channel"].fill_null(-1))
     keys = np.stack([rows["group"].to_numpy(), recordings, channels], axis=1)
@@ -101,7 +115,7 @@ def windowed(manifest: Manifest, length_s: float, rules: WindowRules) -> Manifes
         line = _Line(length_s, timestamps=rules.timestamps, silence=rules.no_speech > 0)
         for at in run:
             line.add(segments[at])
-        made += line.ended()
+        made += line.ended(float(ends[at]))
     return dataclasses.replace(
         manifest, rows=_table(rows, made, rules), rejected=pa.concat_tables([manifest.rejected, failed])
     )
@@ -145,9 +159,12 @@ class _Line:
         """The text of the window before, where nothing lies in between."""
         self._held: list[_Segment] = []
         self._windows: list[_Window] = []
+        self._place: int | None = None
+        """Of the last segment that is of use; None: silence behind the last segment begins nowhere."""
 
     def add(self, each: _Segment) -> None:
         """Takes the next segment."""
+        self._place = each.place if not each.is_lost else None if math.isnan(each.end_s) else self._place
         if not self._held:
             self._at = min(self._at, each.start_s)
         if each.is_lost:
@@ -164,9 +181,14 @@ class _Line:
             self._forward(each)
         self._held.append(each)
 
-    def ended(self) -> list[_Window]:
-        """Returns the windows, the last one up to the end of its last segment: there may be no sound behind it."""
-        self._close(self._heard_s, then_s=self._at)
+    def ended(self, until_s: float) -> list[_Window]:
+        """Returns the windows, the last one with speech up to the end of its last segment.
+
+        until_s: where the recording ends; NaN: not known, so that there may be no sound behind that segment.
+        """
+        self._close(self._heard_s, then_s=self._heard_s)
+        if self._place is not None and until_s > self._at:
+            self._pass_silence(until_s, self._place, sign=-1)
         return self._windows
 
     @property
@@ -177,16 +199,20 @@ class _Line:
         """Moves the window on for a segment that ends behind it."""
         end_s = self._at + self._length_s
         if each.start_s >= end_s and not self._held:
-            count = int((each.start_s - self._at) // self._length_s)
-            starts = [self._at + number * self._length_s for number in range(min(count, _MOST_SILENT))]
-            silent = (_Window(at, at + self._length_s, (), each.place, number=n) for n, at in enumerate(starts, 1))
-            self._windows += silent if self._silence else ()
-            self._at, self._earlier = self._at + count * self._length_s, None
+            self._pass_silence(each.start_s, each.place)
         elif each.start_s >= end_s:
             self._close(end_s, then_s=end_s)
         else:
             stop_s = end_s if self._timestamps else max(each.start_s, self._heard_s)
             self._close(stop_s, then_s=each.start_s, begins_s=each.start_s if self._timestamps else None)
+
+    def _pass_silence(self, until_s: float, place: int, *, sign: int = 1) -> None:
+        """Moves on by whole windows without speech."""
+        count = int((until_s - self._at) // self._length_s)
+        starts = [self._at + number * self._length_s for number in range(min(count, _MOST_SILENT))]
+        silent = (_Window(at, at + self._length_s, (), place, number=sign * n) for n, at in enumerate(starts, 1))
+        self._windows += silent if self._silence else ()
+        self._at, self._earlier = self._at + count * self._length_s, None
 
     def _close(self, end_s: float, *, then_s: float, begins_s: float | None = None) -> None:
         if self._held:
@@ -199,7 +225,7 @@ class _Line:
 def _table(rows: pa.Table, windows: Sequence[_Window], rules: WindowRules) -> pa.Table:
     """Returns the windows as rows of a listing, as segments are: by recording, then by time."""
     ids = rows["sample_id"].to_pylist()
-    named = [(f"{ids[w.place]}{f'+{len(w.segments)}' if w.segments else f'-{w.number}'}", w) for w in windows]
+    named = [(f"{ids[w.place]}{w.ending}", w) for w in windows]
     kept = [(name, w) for name, w in named if w.segments or _is_of("no speech", name, rules.no_speech)]
     table = rows.take(pa.array([w.place for _, w in kept], pa.int64()))
     given = table["prompt"].to_pylist()

@@ -163,12 +163,11 @@ def _units_problems(config: Config) -> list[str]:
     if not isinstance(config.plan, PackConfig):
         return []
     units = {step.unit for step in item_steps_of(config).values()} or {NoAudio.unit}
-    budgets = {"frames": config.plan.max_frames, "patches": config.plan.max_patches}
     return [
         f"plan.max_{unit} is set, and this config has {wanted}: set plan.max_{wanted}"
-        for unit, given in budgets.items()
+        for unit in config.plan.budgets
         for wanted in units
-        if given is not None and unit not in units
+        if unit not in units
     ]
 
 

@@ -172,11 +172,11 @@ class Memo:
         """
         order = self._order
         if paths is not None:
-            stats, is_there = stats_of(paths) if stats is None else (stats, stats.any(axis=1))
+            stats = stats_of(paths)[0] if stats is None else stats  # what is not there is not known either
             objects = np.flatnonzero(stats[:, 0] < 0).tolist()
             twins = [twin for number in objects if (twin := _etag_stat(paths[number])) is not None]
-            at, is_known = self._find(np.concatenate([stats[is_there], np.array(twins, np.int64).reshape(-1, 5)]))
-            order = np.unique(at[is_known])
+            found = (self._find(part) for part in (stats, np.array(twins, np.int64).reshape(-1, 5)))
+            order = np.unique(np.concatenate([at[is_known] for at, is_known in found]))
         order = order[np.lexsort([self._records["stat"][order, column] for column in (4, 3, 2, 1, 0)])]
         buffer, state = io.BytesIO(bytes(16)), xxhash.xxh3_128()
         buffer.seek(16)
@@ -187,6 +187,11 @@ class Memo:
         buffer.seek(0)
         buffer.write(state.digest())
         return buffer.getvalue()
+
+    def forget(self) -> None:
+        """Gives its memory back: it knows nothing any more, and takes its file in again before it is written."""
+        self._records, self._saved = np.zeros(0, _RECORD), None
+        self._places, self._order = np.zeros(0, np.uint64), np.zeros(0, np.int64)
 
     def _find(self, stats: Array) -> tuple[Array, Array]:
         """Returns where the entries of stats are, int64 [stats], and bool [stats], whether there are any."""

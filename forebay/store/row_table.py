@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from forebay.errors import CacheCorruptError
@@ -134,7 +133,7 @@ def categories(columns: SampleColumns, name: str) -> tuple[list[str], Array] | N
 
 def as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns a column as texts: numbers as they are written, a null as the empty text."""
-    return pc.fill_null(pc.cast(column, pa.large_string()), "")
+    return column.cast(pa.large_string()).fill_null("")
 
 
 def strings_digest(column: pa.ChunkedArray) -> str:
@@ -169,6 +168,8 @@ def _nullable_strings(values: Array, offsets: Array) -> pa.Array:
     is_null[is_null] = values[starts[is_null]] == NULL_TEXT[0]
     if not is_null.any():
         return _strings(values, offsets)
+    import pyarrow.compute as pc  # not at import: it makes 286 functions
+
     # The texts without those bytes, and then the nulls at their places.
     kept = np.ones(len(values), bool)
     kept[starts[is_null]] = False

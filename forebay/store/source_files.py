@@ -274,15 +274,19 @@ class StoredSources(Sequence[StoredSource]):
     @property
     def is_hashed(self) -> Array:
         """Whether a source has a hash, bool [sources]: `ABSENT` is none."""
-        import pyarrow.compute as pc
-
-        return _numbers(pc.binary_length(self.table["xxh3_128"])) > 0  # a scalar of Python's would load pandas
+        chunks = [each for each in self.table["xxh3_128"].chunks if len(each)]
+        ends = (np.frombuffer(each.buffers()[1], np.int32, len(each) + 1, 4 * each.offset) for each in chunks)
+        return np.concatenate([np.zeros(0, np.int32), *map(np.diff, ends)]) > 0
 
     def where(self, chosen: Array) -> StoredSources:
         """Returns those that are chosen. chosen: bool [sources]."""
+        start = int(np.append(chosen, [True]).argmax())
+        stop = start + int(np.count_nonzero(chosen))
+        if chosen[start:stop].all():  # most often; arrow's functions take a while to load
+            return self[start:stop]
         import pyarrow as pa
 
-        return self if chosen.all() else type(self)(self.table.filter(_arrow(chosen, pa.bool_())))
+        return type(self)(self.table.filter(_arrow(chosen, pa.bool_())))
 
     def names_at(self, chosen: Array) -> list[str]:
         """Returns the names of those that are chosen. chosen: bool [sources]."""
@@ -313,15 +317,14 @@ def _arrow(values: Any, kind: Any) -> Any:
 
 def _numbers(column: Any) -> Array:
     """Returns a column of numbers or truth values; arrow's own conversion loads pandas."""
-    import pyarrow as pa
-
-    is_bool = pa.types.is_boolean(column.type)
+    kind = np.dtype(str(column.type))
     if not len(column):
-        return np.zeros(0, bool if is_bool else str(column.type))
-    whole = (column.cast(pa.int8()) if is_bool else column).combine_chunks()
-    kind = np.dtype(str(whole.type))
-    found = np.frombuffer(whole.buffers()[1], kind, len(whole), kind.itemsize * whole.offset)
-    return found.astype(bool) if is_bool else found
+        return np.zeros(0, kind)
+    whole = column.combine_chunks()
+    if kind.kind == "b":
+        bits = np.frombuffer(whole.buffers()[1], np.uint8)
+        return np.unpackbits(bits, count=whole.offset + len(whole), bitorder="little")[whole.offset :].view(bool)
+    return np.frombuffer(whole.buffers()[1], kind, len(whole), kind.itemsize * whole.offset)
 
 
 def dump_sources(sources: Iterable[StoredSource]) -> bytes:
@@ -345,7 +348,7 @@ def load_sources(path: Path, data: bytes | None = None) -> StoredSources:
         # `read_table` imports pyarrow.dataset, and that pandas if it is installed
         with pq.ParquetFile(path if data is None else pa.BufferReader(data)) as file:
             table = file.read(use_threads=False)
-        return StoredSources.of_columns(*(table[name].cast(pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()))
+        return StoredSources.of_columns(*(table[name] for name in _COLUMNS))
     except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
         raise CacheCorruptError(
             f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"

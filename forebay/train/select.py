@@ -30,8 +30,8 @@ from forebay.store.shared_disk import wait_alone
 from forebay.store.source import SampleSource, SourceUnion, has_untimed_items, parts_of, source_kind
 from forebay.train.augment.augmentation import Augmentation
 from forebay.train.collate.collator import BatchMaker
-from forebay.train.collate.packed import PackCollator, PackShapes, pack_form
-from forebay.train.collate.patches import DeviceExpansion, has_codes, pixel_dtype
+from forebay.train.collate.packed import PackCollator, PackShapes, pack_forms
+from forebay.train.collate.patches import DeviceExpansion, has_patches, pixel_dtype
 from forebay.train.device import is_host
 from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.ranks import resolve_ranks
@@ -90,7 +90,7 @@ def make_loader(
     collator: BatchMaker | None = None
     finish: Callable[[Any], Any] | None = None
     if isinstance(config.plan, PackConfig):
-        collator, finish = pack_forms(config, source, device=device, as_tensordict=as_tensordict)
+        collator, finish = pack_makers(config, source, device=device, as_tensordict=as_tensordict)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "output": output}
     here |= {"device": device, "device_prefetch": device_prefetch}
     here |= {"with_ids": with_ids, "with_columns": with_columns if isinstance(with_columns, str) else (*with_columns,)}
@@ -165,21 +165,21 @@ def _one_of_node(root: Path) -> Iterator[None]:
         yield
 
 
-def pack_forms(
+def pack_makers(
     config: Config, source: SampleSource, *, device: torch.device | str | None, as_tensordict: bool
 ) -> tuple[PackCollator, DeviceExpansion | None]:
     """Returns what makes the batches of packs on the host, and what then makes values of codes on a device."""
-    settings, form = config.loader, pack_form(Stored.of(source))
+    settings, forms = config.loader, pack_forms(Stored.of(source))
     if settings.pixels == "uint8" and as_tensordict:
         raise ConfigError(
             'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches '
             'and pass over them; set loader.pixels = "float32"'
         )
-    if settings.pixels == "uint8" or is_host(device) or not has_codes(form):
+    if settings.pixels == "uint8" or is_host(device) or not any(map(has_patches, forms)):
         return pack_collator(settings, config.plan, source), None
     # The patches cross over as they are, an eighth of the bytes.
     stored = replace(settings, pixels="uint8")
-    return pack_collator(stored, config.plan, source), DeviceExpansion(form, dtype=pixel_dtype(settings.pixels))
+    return pack_collator(stored, config.plan, source), DeviceExpansion(*forms, dtype=pixel_dtype(settings.pixels))
 
 
 def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: SampleSource) -> PackCollator:
@@ -188,24 +188,27 @@ def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: Sampl
     if settings.pack_shapes == "fixed" and isinstance(plan, PackConfig):
         shapes = PackShapes.even(
             plan.seq_len,
-            max_patches=plan.most_units,
+            max_patches=next(iter(plan.budgets.values()), None),
             num_classes=settings.patch_classes,
             merge_size=int(source.constants.get("merge_size", 0)),
         )
     dtype = None if settings.pixels == "uint8" else pixel_dtype(settings.pixels)
-    if not has_codes(pack_form(Stored.of(source))):
+    if not any(map(has_patches, pack_forms(Stored.of(source)))):
         dtype = _DTYPES[settings.dtype]
     return PackCollator(source, shapes=shapes, dtype=dtype, varlen=settings.varlen)
 
 
 def as_stored(config: Config) -> Config:
-    """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device."""
+    """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device.
+
+    Images beside clips are no patches.
+    """
     if config.loader.form == "ragged":
         raise ConfigError(
             f'{config.path}: loader.form is "ragged", and forebay train takes padded batches; leave it out, or call '
             "forebay.train.make_loader in a loop of your own"
         )
-    if config.plan is None or config.plan.kind != "pack":
+    if config.plan is None or config.plan.kind != "pack" or config.audio is not None:
         return config
     return replace(config, loader=replace(config.loader, pixels="uint8"))
 

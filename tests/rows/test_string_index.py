@@ -57,3 +57,10 @@ def test_a_large_listing_has_few_runs() -> None:
     for block in range(64):
         index.add(np.arange(block * 100, block * 100 + 100, dtype=np.uint64), block * 100)
     assert len(index._runs) <= 7
+
+
+def test_of_new_strings_none_is_compared_with_all_that_are_known() -> None:
+    index, nothing = StringIndex(), pa.array([], pa.large_string())
+    index.add(np.array([7], np.uint64), 0)
+    found = index.find(pa.array(["b"], pa.large_string()), np.array([8], np.uint64), nothing.take, pytest.fail)
+    assert found.tolist() == [-1]

@@ -42,9 +42,12 @@ RATE_HZ, SECONDS = 8_000, 24
 
 
 def listed(
-    segments: Sequence[tuple[int, int]], rules: WindowRules, languages: Sequence[str] | None = None
+    segments: Sequence[tuple[int, int]],
+    rules: WindowRules,
+    languages: Sequence[str] | None = None,
+    until: float = np.nan,
 ) -> list[dict[str, Any]]:
-    """The windows of segments of one recording, in ticks of 20 ms."""
+    """The windows of segments of one recording, in ticks of 20 ms. until: where it ends."""
     count = len(segments)
     start, end = (np.array([each[at] for each in segments], np.float64) * TICK_S for at in (0, 1))
     bounds = {
@@ -58,7 +61,10 @@ def listed(
     }
     rows = row_table(columns, num_rows=count)
     manifest = Manifest(files=[SourceFile(name="t", path=Path("t"), entry=0, listed=True)], rows=rows)
-    found: list[dict[str, Any]] = windowed(segmented(manifest), LENGTH * TICK_S, rules).rows.to_pylist()
+    made = windowed(
+        segmented(manifest), LENGTH * TICK_S, rules, until_s=lambda rows: np.full(len(rows), until * TICK_S)
+    )
+    found: list[dict[str, Any]] = made.rows.to_pylist()
     for row in found:
         row.update(start=round(row["start_s"] / TICK_S), end=round(row["end_s"] / TICK_S))
         row["spoken"] = json.loads(row[SPOKEN])
@@ -72,14 +78,24 @@ def listed(
         max_size=12,
     ),
     timestamps=st.booleans(),
+    behind=st.integers(-200, 350) | st.none(),
 )
-def test_windows_hold_every_segment_once_and_whole(steps: list[tuple[int, int, str]], timestamps: bool) -> None:  # noqa: FBT001
+def test_windows_hold_every_segment_once_and_whole(
+    steps: list[tuple[int, int, str]],
+    timestamps: bool,  # noqa: FBT001
+    behind: int | None,
+) -> None:
     segments, at, languages = [], 0, [language for *_, language in steps]
     for gap, length, _ in steps:
         segments.append((at + gap, at + gap + length))
         at += gap + length
     good = [n for n, (start, end) in enumerate(segments) if end - start <= LENGTH]
-    found = listed(segments, WindowRules(timestamps=timestamps, no_speech=1.0), languages)
+    found = listed(
+        segments,
+        WindowRules(timestamps=timestamps, no_speech=1.0),
+        languages,
+        until=np.nan if behind is None else at + behind,
+    )
     speech = [row for row in found if row["text"]]
     held = [[int(text[1:]) for text in row["text"].split()] for row in speech]
     assert [n for numbers in held for n in numbers] == good
@@ -105,6 +121,10 @@ def test_windows_hold_every_segment_once_and_whole(steps: list[tuple[int, int, s
     for row in (row for row in found if not row["text"]):
         assert (row["end"] - row["start"], row["spoken"]) == (LENGTH, [])
         assert not [n for n, (start, end) in enumerate(segments) if start < row["end"] and end > row["start"]]
+    ends = [row for row in found if "-end" in row["sample_id"]]
+    assert [row["sample_id"] for row in ends] == [f"s{good[-1]}-end{n}" for n in range(1, len(ends) + 1)]
+    assert [row["start"] for row in ends] == [at + LENGTH * n for n in range(len(ends))]
+    assert len(ends) == (max(behind or 0, 0) // LENGTH if good else 0)
     order = [(row["start"], row["end"]) for row in found]
     assert order == sorted(order)
     if not timestamps:
@@ -133,6 +153,8 @@ def test_a_start_that_no_recording_has_fills_no_memory() -> None:
     found = listed([(0, 50), (10**15, 10**15 + 50)], WindowRules(no_speech=1.0))
     assert len(found) == 10_002
     assert [row["text"] for row in listed([(10**15, 10**15 + 50)], WindowRules())] == ["t0"]
+    assert len(listed([(0, 50)], WindowRules(no_speech=1.0), until=1e15)) == 10_001
+    assert len(listed([(0, 50)], WindowRules(), until=1e15)) == 1
 
 
 def test_overlapping_segments_never_write_a_time_that_goes_back() -> None:
@@ -231,7 +253,9 @@ def test_tokens_are_those_of_the_models_own_tokenizer(folder: Path, form: str) -
         "a_0002750_0004500_ch0+1": (2.75, 4.75),
         "a_0004750_0005500_ch0+1": (4.75, 5.75),
         "a_0005750_0006500_ch0+1": (5.75, 6.5),
+        **{f"a_0005750_0006500_ch0-end{n}": (3.5 + 3 * n, 6.5 + 3 * n) for n in range(1, 6)},
         "b_0001000_0002000_ch0+1": (0.0, 2.0),
+        **{f"b_0001000_0002000_ch0-end{n}": (3.0 * n - 1, 3.0 * n + 2) for n in range(1, 8)},
     }
     whole, _ = soundfile.read(folder / "a.flac", dtype="int16")
     for row in rows:
@@ -286,8 +310,18 @@ def test_lint_knows_that_windows_overlap_and_that_silence_is_meant(folder: Path)
         report = lint([Target(config=load_config(path))], (), LintOptions(progress=False))
         assert [each.is_raw for each in report.sets] == [not is_cached]
         assert {"silent", "empty_text", "overlap", "mostly_silent"}.isdisjoint(each.check for each in report.findings)
-        assert not is_cached or len(built(path)) == 13
+        assert not is_cached or len(built(path)) == 25
         built(path)
+
+
+def test_behind_a_recording_of_no_known_end_there_is_no_silence(folder: Path) -> None:
+    path = write(folder, "gone", "no_speech = 1.0\n")
+    table = path.with_suffix(".csv")
+    table.write_text(table.read_text().replace("b.flac", "gone.flac"))
+    cache = built(path)
+    assert cache.metadata["failed"] == {"segment_too_long": 1, "missing_file": 1}
+    ends = [row["sample_id"] for row in rows_of(cache) if "-end" in row["sample_id"]]
+    assert ends == [f"a_0005750_0006500_ch0-end{n}" for n in range(1, 6)]
 
 
 def test_without_timestamps_the_sound_ends_where_the_next_segment_begins(folder: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from forebay.face import uncollected
 
 
 @pytest.mark.parametrize("room", ["forebay.store", "forebay.inspect"])
@@ -40,3 +43,14 @@ def test_a_type_checker_sees_each_public_name_from_where_it_is_loaded(room: str)
 def test_importing_the_rooms_loads_no_library() -> None:
     code = "import sys, forebay.store, forebay.inspect; print({'numpy', 'pyarrow', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_looking_for_garbage_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(gc, "isenabled", lambda: before)
+    monkeypatch.setattr(gc, "disable", lambda: said.append("off"))
+    monkeypatch.setattr(gc, "enable", lambda: said.append("on"))
+    with uncollected():
+        assert said == ["off"]
+    assert said == ["off", "on"][: 1 + before]

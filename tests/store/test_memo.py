@@ -212,6 +212,10 @@ def test_a_dump_of_some_files_knows_these_as_they_are_now(
     other.add_file(tmp_path / "part")
     assert [other.known(path) for path in files] == [hash_file(files[0]), None, None]
     assert memo.dump(files[::-1]) == memo.dump([files[0], files[2]])
+    memo.forget()
+    assert memo.known(files[0]) is None
+    assert memo.hashes(files[:1]) == [hash_file(files[0])]
+    assert Memo(root).known(files[2]) == hash_file(files[2])  # what it had written stays
 
 
 def test_only_files_that_are_not_known_go_through_the_map(root: Path, files: list[Path], settled: None) -> None:

@@ -136,7 +136,12 @@ def test_names_do_not_know_where_their_folder_stands(tmp_path_factory: pytest.Te
 def test_sources_come_back(tmp_path_factory: pytest.TempPathFactory, sources: list[StoredSource]) -> None:
     path = tmp_path_factory.getbasetemp() / "sources.parquet"
     path.write_bytes(dump_sources(sources))
-    assert load_sources(path) == sources
+    stored = load_sources(path)
+    assert stored == sources
+    for part, own in ((stored, sources), (stored[1:], sources[1:])):
+        assert part.numbers("listed").tolist() == [source.listed for source in own]
+        assert part.is_hashed.tolist() == [source.xxh3_128 != "" for source in own]
+        assert part.where(part.is_hashed) == [source for source in own if source.xxh3_128]
 
 
 def test_what_is_no_list_of_sources_is_corrupt(tmp_path: Path) -> None:

@@ -11,14 +11,17 @@ import pytest
 import torch
 
 import forebay
-from forebay.config import Config
+from forebay.config import Config, PackConfig
 from forebay.errors import ConfigError
+from forebay.measure.batch_search import pack_case
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.steps.audio.w2v_bert import output_frames, w2v_bert_input
 from forebay.steps.text.qwen3_asr_prompt import num_audio_tokens
 from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
+from forebay.train.collate import packed
 from forebay.train.collate.collator import Collator
+from forebay.train.collate.patches import weight_of
 from forebay.train.loop.schedule import count_samples
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
@@ -188,29 +191,61 @@ def test_text_alone_is_packed(tmp_path: Path) -> None:
         assert batch["position_ids"][0].tolist() == [place for each in ids for place in range(len(each))]
 
 
-@pytest.mark.parametrize(("family", "most"), [("qwen2_audio", 64), ("qwen2_5_omni", 64), ("qwen3_omni", 400)])
-def test_clips_in_talks_are_read_from_a_pack_as_from_batches_of_one(family: str, most: int, tmp_path: Path) -> None:
-    """Loss by loss, in both attentions; frames are the second budget."""
+@pytest.mark.parametrize(
+    ("family", "budgets", "sees"),
+    [
+        ("qwen2_audio", {"num_frames": 64}, False),
+        ("qwen2_5_omni", {"num_frames": 64}, False),
+        ("qwen2_5_omni", {"num_frames": 48, "num_patches": 60}, True),
+        ("qwen3_omni", {"num_frames": 400, "num_patches": 30}, True),
+    ],
+)
+def test_talks_are_read_from_a_pack_as_from_batches_of_one(
+    family: str, budgets: dict[str, int], *, sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions and values, in both attentions, on three ranks; frames and patches are the other budgets."""
     talks = Talks.made(tmp_path, family)
-    listed(tmp_path / "data", [{"id": n, "messages": talks.messages(n)} for n in TALKS if n != "seen"])
-    config = talks.config(plan=f'kind = "pack"\nseq_len = 400\nmax_frames = {most}', vision="")
+    names = [name for name in TALKS if sees or "seen" not in name]
+    listed(tmp_path / "data", [{"id": name, "messages": talks.messages(name)} for name in names])
+    plan = "\n".join(f"max_{name.removeprefix('num_')} = {most}" for name, most in budgets.items())
+    config = talks.config(plan=f'kind = "pack"\nseq_len = 250\n{plan}', **({} if sees else {"vision": ""}))
     cache, _ = built(config)
-    packs = list(make_loader(config))
-    assert sum(len(pack["input_features"]) for pack in packs) == 6
-    assert len(packs) == 2
-    model = random_model(family, talks.model)
+    packs = [pack for rank in range(3) for pack in make_loader(config, dp_rank=rank, dp_world_size=3)]
+    numbers = {tuple(cache.read(number)["input_ids"].tolist()): number for number in range(len(cache))}
+    assert sorted(number for pack in packs if weight_of(pack) for number, _ in _segments(pack, numbers)) == [
+        *range(len(cache))
+    ]
+    model, collate = random_model(family, talks.model), Collator(cache)
     for attention in ("eager", "sdpa"):
         model.set_attn_implementation(attention)
-        with torch.no_grad():
-            alone = {tuple(row["input_ids"].tolist()): model(**batch).logits[0] for row, batch in _alone(cache)}
-            for pack in packs:
-                found, ids = model(**pack).logits[0], pack["input_ids"][0]
-                starts = [*np.flatnonzero(pack["position_ids"].reshape(-1, len(ids))[0] == 0).tolist(), len(ids)]
-                for first, last in itertools.pairwise(starts):
-                    wanted = alone[tuple(ids[first:last].tolist())]
-                    assert (found[first:last] - wanted).abs().max() < 1e-5
+        for pack in packs:
+            with torch.no_grad():
+                found = model(**pack).logits[0]
+            held = _segments(pack, numbers)
+            for name, most in budgets.items():
+                assert sum(int(cache.lengths[name][number]) for number, _ in held) <= most
+            for number, place in held:
+                alone = collate([cache.read(number)])
+                with torch.no_grad():
+                    assert (found[place] - model(**alone).logits[0]).abs().max() < 1e-5
+                if "image_grid_thw" in alone:
+                    lengths = alone["feature_attention_mask"].sum(-1) if "feature_attention_mask" in alone else None
+                    mask, grids = alone["attention_mask"], alone["image_grid_thw"]
+                    wanted = model.get_rope_index(alone["input_ids"], grids, None, mask, audio_seqlens=lengths)[0]
+                    assert torch.equal(pack["position_ids"][1:, :, place], wanted.long())
+    if sees:
+        monkeypatch.setattr(packed, "_OMNI", ())
+        with pytest.raises(ConfigError, match=r"samples have clips and images: Qwen\w+Processor is none of"):
+            make_loader(config)
+    assert isinstance(config.plan, PackConfig)
+    with pytest.raises(ConfigError, match="calibrate tries packs of images as patches"):
+        pack_case(cache, config.plan)
 
 
-def _alone(cache: Cache) -> list[tuple[Any, dict[str, torch.Tensor]]]:
-    collate, samples = Collator(cache), [cache.read(place) for place in range(len(cache))]
-    return [(sample, {k: v for k, v in collate([sample]).items() if k != "labels"}) for sample in samples]
+def _segments(pack: Any, numbers: dict[tuple[int, ...], int]) -> list[tuple[int, slice]]:
+    """Returns the samples of a pack, and where they stand."""
+    ids = pack["input_ids"][0]
+    starts = [*np.flatnonzero(pack["position_ids"].reshape(-1, len(ids))[0] == 0).tolist(), len(ids)]
+    return [
+        (numbers[tuple(ids[first:last].tolist())], slice(first, last)) for first, last in itertools.pairwise(starts)
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import torch
 from transformers import AutoTokenizer
 from trl import SFTConfig
 
+from forebay import load_config
 from forebay.config import Config
 from forebay.train.loop.run import run
 from forebay.train.models.model_folder import load_model
 from forebay.train.select import make_loader
-from tests.sound_talks import Talks, built
+from tests.sound_talks import Talks, built, packed_talks
 from tests.train.integrations.test_trl import SftTrainer
 
 pytestmark = [pytest.mark.usefixtures("fresh_accelerate"), pytest.mark.filterwarnings("ignore")]
@@ -95,3 +98,16 @@ def test_a_run_that_stopped_goes_on_as_if_it_had_not(plan: str, talks: Talks, tm
     config = config_of(talks, plan, 4, tmp_path / "parts", "train.checkpoint_every=2")
     assert last_loss(config, stop_at=3) is None
     assert last_loss(config, resume=True) == whole
+
+
+def test_packs_of_clips_and_images_are_learnt_from(tmp_path: Path) -> None:
+    packed_talks(tmp_path, "qwen2_5_omni")
+    settings = {"model": "qwen2_5_omni", "init": "random", "max_steps": 2, "learning_rate": 0.0, "log_every": 1}
+    overrides = [f"train.{name}={json.dumps(value)}" for name, value in {**settings, "output_dir": "out"}.items()]
+    config = load_config(tmp_path / "config.toml", overrides=overrides)
+    model = load_model(tmp_path / "qwen2_5_omni", seed=config.loader.seed, init="random")
+    first, second = itertools.islice(make_loader(config), 2)
+    assert {"input_features", "pixel_values"} <= first.keys()
+    with torch.no_grad():
+        wanted = model(**second).loss.item()
+    assert last_loss(config) == pytest.approx(wanted, rel=1e-5)

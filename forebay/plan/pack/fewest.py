@@ -1,15 +1,17 @@
 """The fewest packs of several ways: each is tried only while none has reached what no packing can go below.
 
 On the histogram, along a line of a few thousand samples of which each stands for many, with the shortest samples packed
-apart, and under two budgets by best-fit-decreasing of vectors.
+apart, and under several budgets by best-fit-decreasing of vectors.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 
@@ -148,19 +150,21 @@ def _apart(counts: Array, share: float, *, seq_len: int, key: int) -> list[Patte
     return packs + min(ways, key=num_packs)
 
 
-def vector_best_fit(tokens: Array, patches: Array, *, seq_len: int, max_patches: int, least: int) -> Packs:
-    """Returns the fewest packs of four orders of best-fit-decreasing under two budgets; stops where one has `least`.
+def vector_best_fit(sizes: Array, rooms: Sequence[int], *, least: int) -> Packs:
+    """Returns the fewest packs of several orders of best-fit-decreasing under budgets; stops where one has `least`.
 
-    By tokens, by patches, by the sum of their shares of the budgets and by the larger share: each sample, the largest
-    first, goes into the pack with the least room by the same measure. More than 8,192 samples are packed in pieces.
+    By tokens, by each other unit, by the sum of their shares of the budgets and by the largest share: each sample, the
+    largest first, goes into the pack with the least room by the same measure. More than 8,192 samples are packed in
+    pieces. sizes: integers [budgets, num_samples]. rooms: the budgets, whose common multiple, as often as they are, an
+    int64 holds.
     """
-    shares = np.stack([tokens * np.int64(max_patches), patches * np.int64(seq_len)])
-    room = np.int64(seq_len * max_patches)
-    measures: list[Callable[[Array], Array]] = [lambda v: v[0], lambda v: v[1], lambda v: v.sum(0), lambda v: v.max(0)]
+    room = np.int64(math.lcm(*rooms))
+    shares = sizes * (room // np.array(rooms))[:, None]
+    by_one: list[Callable[[Array], Array]] = [itemgetter(number) for number in range(len(rooms))]
     best: Array | None = None
-    for measure in measures:
-        owners, count = np.empty(len(tokens), np.int64), 0
-        for start in range(0, len(tokens), _WHOLE):
+    for measure in [*by_one, lambda v: v.sum(0), lambda v: v.max(0)]:
+        owners, count = np.empty(sizes.shape[1], np.int64), 0
+        for start in range(0, sizes.shape[1], _WHOLE):
             piece = slice(start, start + _WHOLE)
             owners[piece] = count + _decreasing(shares[:, piece], room, measure)
             count = int(owners[piece].max()) + 1
@@ -173,15 +177,15 @@ def vector_best_fit(tokens: Array, patches: Array, *, seq_len: int, max_patches:
 
 
 def _decreasing(shares: Array, room: np.int64, measure: Callable[[Array], Array]) -> Ints:
-    """Returns the pack of each sample. shares: int64 [2, num_samples], both of `room`."""
+    """Returns the pack of each sample. shares: int64 [budgets, num_samples], all of `room`."""
     owners = np.empty(shares.shape[1], np.int64)
     smallest = shares.min(axis=1)
-    open_rooms, numbers = np.empty((2, 64), np.int64), np.empty(64, np.int64)
+    open_rooms, numbers = np.empty((len(shares), 64), np.int64), np.empty(64, np.int64)
     width = count = 0
     for sample in np.argsort(-measure(shares), kind="stable").tolist():
         size = shares[:, sample]
         held = open_rooms[:, :width]
-        fitting = np.flatnonzero((held[0] >= size[0]) & (held[1] >= size[1]))
+        fitting = np.flatnonzero((held >= size[:, None]).all(axis=0))
         if len(fitting):
             pack = int(fitting[np.argmin(measure(held[:, fitting]))])
             held[:, pack] -= size
@@ -191,7 +195,7 @@ def _decreasing(shares: Array, room: np.int64, measure: Callable[[Array], Array]
                 kept = np.flatnonzero((held >= smallest[:, None]).all(axis=0))
                 spare = np.empty(2 * len(kept) + 64, np.int64)
                 numbers, width = np.concatenate((numbers[kept], spare)), len(kept)
-                open_rooms = np.concatenate((held[:, kept], np.stack([spare, spare])), axis=1)
+                open_rooms = np.concatenate((held[:, kept], np.stack([spare] * len(shares))), axis=1)
             pack = width
             open_rooms[:, pack], numbers[pack] = room - size, count
             width, count = width + 1, count + 1

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, inf
+from math import ceil, inf, lcm
 from typing import Any, Self
 
 import numpy as np
@@ -27,9 +27,9 @@ from forebay.store.layout import Array, Ints
 logger = logging.getLogger(__name__)
 
 
-def unplaced_by(settings: PackConfig) -> tuple[str, str]:
+def unplaced_by(settings: PackConfig) -> tuple[str, ...]:
     """Returns why a sample may be in no pack."""
-    return ("too_long", f"too_many_{settings.units}")
+    return ("too_long", *(f"too_many_{unit}" for unit in settings.budgets or ("patches",)))
 
 
 _SEEN_AT_ONCE = 256
@@ -121,94 +121,109 @@ class PackPlan(KeptPlan):
             raise ValueError(f"it names samples outside of 0 to {num_samples - 1}")
 
 
-def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PackConfig) -> PackPlan:
+def pack_plan(
+    tokens: Array, *, patches: Array | None = None, frames: Array | None = None, settings: PackConfig
+) -> PackPlan:
     """Returns the plan in which every sample is in one pack or in `unplaced`, and no pack exceeds a budget.
 
-    tokens: integers [num_samples], of 1 or more. patches: integers [num_samples], of the sample's images, or frames of
-    its recordings; needed for `max_patches` or `max_frames`.
+    tokens: integers [num_samples], of 1 or more. patches, frames: integers [num_samples], of the sample's images and of
+    its recordings; needed for `max_patches` and `max_frames`.
     With `buffer_size` packs are made along the samples as they are stored (`stream_packs`); a buffer smaller than a
     pack is a warning in the log. Else packs are made of all samples at once, on the histogram of lengths (`best_fit`,
     or `best_fit_decreasing` where that needs fewer packs), and the samples of a length are drawn at random; only where
-    such packs exceed the second budget along a shuffled line of all samples. A function of the lengths and settings, on
+    such packs exceed another budget along a shuffled line of all samples. A function of the lengths and settings, on
     any machine. O(num_samples) memory; time: 10 million samples in 3 s on the histogram; along a line 0.4 to 1.2
     million a second, 0.1 million where exact completions do not serve (uniform lengths).
     Raises PlanError for no samples, a length below 1, missing patches, nothing that fits, and under `overlong =
     "error"` for the first sample that does not fit.
     """
-    seq_len = _checked(tokens, patches, settings)
-    unplaced = _unplaced(tokens, patches, settings, seq_len=seq_len)
+    units = {"patches": patches, "frames": frames}
+    sizes = _sizes(tokens, units, settings)
+    unplaced = _unplaced(sizes, settings)
     is_placed = np.ones(len(tokens), dtype=bool)
     for found in unplaced.values():
         is_placed[found] = False
     placed = np.flatnonzero(is_placed).astype(np.int32 if len(tokens) < 2**31 else np.int64)
-    own_patches = patches[placed].astype(np.int32) if patches is not None and settings.most_units is not None else None
-    members, offsets = _packed(tokens[placed].astype(np.int32), own_patches, settings)
+    members, offsets = _packed(sizes[:, placed].astype(np.int32), _rooms(settings), settings)
     _warn_of_short_buffer(tokens[placed], num_packs=len(offsets) - 1, settings=settings)
     members = placed[members]
     shuffle_inside(members, offsets, key=derive_key("forebay packs", settings.pack_seed, "inside"))
     return PackPlan(members=members, offsets=offsets, unplaced=unplaced, settings=settings)
 
 
-def _packed(tokens: Array, patches: Array | None, settings: PackConfig) -> Packs:
-    """Returns places pack by pack and where packs begin. patches: None without a second budget."""
-    counts = np.bincount(tokens, minlength=settings.seq_len + 1)
-    least = fewest(counts, seq_len=settings.seq_len)
-    if patches is not None and settings.most_units is not None:
-        least = max(least, -(-int(patches.sum(dtype=np.int64)) // settings.most_units))
-    as_stored = partial(_as_stored, tokens, patches, settings, least=least)
-    if 0 < settings.buffer_size < len(tokens):
-        return as_stored(seen=settings.buffer_size)
-    found = _by_tokens(tokens, patches, settings, counts)
-    if found is None and patches is not None:
-        found = _by_both(tokens, patches, settings, least=least)
-    assert found is not None
-    for seen in _BUFFERS if settings.algorithm == "best_fit" and len(tokens) <= _FEW else ():
-        if seen < len(tokens) and _num_packs(found) > least:
-            found = min(found, as_stored(seen=seen), key=_num_packs)
+def _rooms(settings: PackConfig) -> tuple[int, ...]:
+    """Returns the budgets of a pack, that of tokens first."""
+    return (settings.seq_len, *settings.budgets.values())
+
+
+def _packed(sizes: Array, rooms: tuple[int, ...], settings: PackConfig) -> Packs:
+    """Returns places pack by pack and where packs begin. sizes: int32 [budgets, num_samples], the tokens first."""
+    counts = np.bincount(sizes[0], minlength=settings.seq_len + 1)
+    least = max(fewest(counts, seq_len=settings.seq_len), *_fewest_by_sums(sizes, rooms))
+    num_samples, along = sizes.shape[1], partial(_as_stored, *_as_two(sizes, rooms), least=least)
+    if 0 < settings.buffer_size < num_samples:
+        return along(seen=settings.buffer_size)
+    found = _by_tokens(sizes, rooms, settings, counts) or _by_all(sizes, rooms, settings, least=least)
+    for seen in _BUFFERS if settings.algorithm == "best_fit" and num_samples <= _FEW else ():
+        if seen < num_samples and _num_packs(found) > least:
+            found = min(found, along(seen=seen), key=_num_packs)
     return found
 
 
-def _by_tokens(tokens: Array, patches: Array | None, settings: PackConfig, counts: Array) -> Packs | None:
-    """Returns the packs of all samples on the histogram of lengths; None if they exceed the second budget."""
-    most = settings.most_units or 0
-    if patches is not None:
-        shares = patches.astype(np.int64) * settings.seq_len, tokens.astype(np.int64) * most
-        demands = int(patches.sum(dtype=np.int64)) * settings.seq_len, int(tokens.sum(dtype=np.int64)) * most
-        if (shares[0] > shares[1]).any() and 10 * demands[0] > 9 * demands[1]:
+def _fewest_by_sums(sizes: Array, rooms: tuple[int, ...]) -> list[int]:
+    return [-(-int(held.sum(dtype=np.int64)) // room) for held, room in zip(sizes, rooms, strict=True)]
+
+
+def _as_two(sizes: Array, rooms: tuple[int, ...]) -> tuple[Array, tuple[int, ...]]:
+    """Returns sizes and budgets with one beside the tokens: a sample's largest share, whose sums bound every other."""
+    if len(rooms) <= 2:
+        return sizes, rooms
+    most, others = max(rooms[1:]), np.array(rooms[1:])[:, None]
+    shares = -(-sizes[1:].astype(np.int64) * most // others)
+    return np.stack([sizes[0], shares.max(axis=0)]).astype(np.int32), (rooms[0], most)
+
+
+def _by_tokens(sizes: Array, rooms: tuple[int, ...], settings: PackConfig, counts: Array) -> Packs | None:
+    """Returns the packs of all samples on the histogram of lengths; None if they exceed another budget."""
+    sums, others = sizes.sum(axis=1, dtype=np.int64).tolist(), range(1, len(rooms))
+    for other in others:
+        demand, share = sums[other] * rooms[0], sums[0] * rooms[other]
+        is_above = sizes[other] * np.int64(rooms[0]) > sizes[0] * np.int64(rooms[other])
+        if is_above.any() and 10 * demand > 9 * share:
             return None  # a mean pack is so near the budget that some are above it
     key = derive_key("forebay packs", settings.pack_seed, "line")
     if settings.algorithm == "best_fit":
         patterns = fewest_packs(counts, seq_len=settings.seq_len, key=key)
     else:
         patterns = best_fit_decreasing(counts, seq_len=settings.seq_len)
-    members, offsets = hand_out(tokens, patterns, key=key)
-    if patches is not None and np.add.reduceat(patches[members], offsets[:-1], dtype=np.int64).max() > most:
-        return None
-    return members, offsets
+    members, offsets = hand_out(sizes[0], patterns, key=key)
+    held = (np.add.reduceat(sizes[other][members], offsets[:-1], dtype=np.int64).max() for other in others)
+    return None if any(most > room for most, room in zip(held, rooms[1:], strict=True)) else (members, offsets)
 
 
-def _by_both(tokens: Array, patches: Array, settings: PackConfig, *, least: int) -> Packs:
-    """Returns packs of all samples under both budgets, along a shuffled line."""
-    line = shuffled_groups(np.zeros_like(tokens), key=derive_key("forebay packs", settings.pack_seed, "line"))
-    found = _along(tokens, patches, settings, line, seen=_SEEN_AT_ONCE)
-    if _num_packs(found) > (least if len(tokens) <= _SLOW else least + least // _FAR):
-        rooms = {"seq_len": settings.seq_len, "max_patches": settings.most_units or 0}
-        found = min(found, vector_best_fit(tokens, patches, **rooms, least=least), key=_num_packs)
+def _by_all(sizes: Array, rooms: tuple[int, ...], settings: PackConfig, *, least: int) -> Packs:
+    """Returns packs of all samples under all budgets, along a shuffled line."""
+    key, num_samples = derive_key("forebay packs", settings.pack_seed, "line"), sizes.shape[1]
+    line = shuffled_groups(np.zeros(num_samples, np.int32), key=key)
+    found = _along(*_as_two(sizes, rooms), line, seen=_SEEN_AT_ONCE)
+    is_far = _num_packs(found) > (least if num_samples <= _SLOW else least + least // _FAR)
+    if is_far and lcm(*rooms) * len(rooms) < 2**63:  # shares are exact in 64 bits
+        found = min(found, vector_best_fit(sizes, rooms, least=least), key=_num_packs)
     return found
 
 
-def _as_stored(tokens: Array, patches: Array | None, settings: PackConfig, *, seen: int, least: int) -> Packs:
+def _as_stored(sizes: Array, rooms: tuple[int, ...], *, seen: int, least: int) -> Packs:
     """Returns the packs along the samples as they are stored: under one budget the fewest of several prices.
 
     Where exact completions alone are worse at the beginning of a long line, they are not made along all of it.
     """
-    along, line = partial(_along, tokens, patches, settings, seen=seen), np.arange(len(tokens))
-    if patches is not None:
+    along, line = partial(_along, sizes, rooms, seen=seen), np.arange(sizes.shape[1])
+    if len(rooms) > 1:
         return along(line)
     prices = _PRICES
     if len(line) > 2 * _TRIAL:
         exact = _num_packs(along(line[:_TRIAL]))
-        is_full = exact <= int(tokens[:_TRIAL].sum(dtype=np.int64)) // settings.seq_len + 2
+        is_full = exact <= int(sizes[0, :_TRIAL].sum(dtype=np.int64)) // rooms[0] + 2
         if not is_full and exact > _num_packs(along(line[:_TRIAL], price=prices[1])):
             prices = prices[1:]
     found = along(line, price=prices[0])
@@ -218,15 +233,14 @@ def _as_stored(tokens: Array, patches: Array | None, settings: PackConfig, *, se
     return found
 
 
-def _along(
-    tokens: Array, patches: Array | None, settings: PackConfig, line: Array, *, seen: int, price: float = 0.0
-) -> Packs:
-    held = None if patches is None else patches[line]
+def _along(sizes: Array, rooms: tuple[int, ...], line: Array, *, seen: int, price: float = 0.0) -> Packs:
+    """Returns packs along a line of samples, under a budget of tokens and at most one more."""
+    seq_len, *most = rooms
     places, offsets = stream_packs(
-        tokens[line],
-        seq_len=settings.seq_len,
-        patches=held,
-        max_patches=settings.most_units,
+        sizes[0][line],
+        seq_len=seq_len,
+        patches=sizes[1][line] if most else None,
+        max_patches=most[0] if most else None,
         buffer_size=seen,
         price=price,
     )
@@ -248,14 +262,13 @@ def _warn_of_short_buffer(tokens: Array, *, num_packs: int, settings: PackConfig
         )
 
 
-def _checked(tokens: Array, patches: Array | None, settings: PackConfig) -> int:
-    if settings.most_units is not None and patches is None:
-        raise PlanError(
-            f"plan.max_{settings.units} needs the {settings.units} of every sample, and none are known; leave it out"
-        )
-    for name, lengths, least in (("tokens", tokens, 1), (settings.units, patches, 0)):
-        if lengths is None:
-            continue
+def _sizes(tokens: Array, units: Mapping[str, Array | None], settings: PackConfig) -> Array:
+    """Returns the tokens of samples, and of each other budget the units: integers [budgets, num_samples]."""
+    given = {name: lengths for name, lengths in {"tokens": tokens, **units}.items() if lengths is not None}
+    if absent := [unit for unit in settings.budgets if unit not in given]:
+        raise PlanError(f"plan.max_{absent[0]} needs the {absent[0]} of every sample, and none are known; leave it out")
+    for name, lengths in given.items():
+        least = int(name == "tokens")
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or len(lengths) != len(tokens):
             raise PlanError(f"{name} are {lengths.dtype} {list(lengths.shape)}, wanted integers [{len(tokens)}]")
         if len(lengths) and lengths.min() < least:
@@ -263,41 +276,35 @@ def _checked(tokens: Array, patches: Array | None, settings: PackConfig) -> int:
             raise PlanError(f"sample {index} has {int(lengths[index])} {name}, wanted {least} or more")
     if len(tokens) == 0:
         raise PlanError("no samples to plan: the cache or the filters in [source] leave none", code="FB501")
-    return settings.seq_len
+    return np.stack([given[name] for name in ("tokens", *settings.budgets)])
 
 
-def _unplaced(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_len: int) -> dict[str, Array]:
-    is_long = tokens > seq_len
-    is_large = np.zeros_like(is_long)
-    if patches is not None and settings.most_units is not None:
-        is_large = (patches > settings.most_units) & ~is_long
-    indices = np.int32 if len(tokens) < 2**31 else np.int64
-    masks = zip(unplaced_by(settings), (is_long, is_large), strict=True)
-    found = {reason: np.flatnonzero(mask).astype(indices) for reason, mask in masks}
+def _unplaced(sizes: Array, settings: PackConfig) -> dict[str, Array]:
+    """Returns the samples above a budget by reason, each under the first one that it is above."""
+    rooms, units = _rooms(settings), ("tokens", *settings.budgets)
+    names = ("plan.seq_len", *(f"plan.max_{unit}" for unit in settings.budgets))
+    is_over = sizes > np.array(rooms)[:, None]
+    is_over[1:] &= ~np.logical_or.accumulate(is_over)[:-1]
     if settings.overlong == "error":
-        _refuse(found, tokens, patches, settings)
-    if is_long.sum() + is_large.sum() == len(tokens):
+        for mask, held, reason, name, room in zip(is_over, sizes, unplaced_by(settings), names, rooms, strict=False):
+            _refuse(mask, held, reason, limit=f"{name} is {room}")
+    if is_over.any(axis=0).all():
+        counts = zip(is_over.sum(axis=1).tolist(), names, rooms, units, strict=True)
+        said = ", ".join(f"{count} with more than {name} = {room} {unit}" for count, name, room, unit in counts)
+        raise PlanError(f"none of {sizes.shape[1]} samples fits into a pack: {said}", code="FB503")
+    indices = np.int32 if sizes.shape[1] < 2**31 else np.int64
+    found = dict.fromkeys(unplaced_by(settings), np.empty(0, indices))
+    return found | {reason: np.flatnonzero(mask).astype(indices) for reason, mask in zip(found, is_over, strict=False)}
+
+
+def _refuse(mask: Array, held: Array, reason: str, *, limit: str) -> None:
+    if mask.any():
+        first = int(np.argmax(mask))
         raise PlanError(
-            f"none of {len(tokens)} samples fits into a pack: {len(found['too_long'])} have more than plan.seq_len = "
-            f"{seq_len} tokens, {is_large.sum()} more than plan.max_{settings.units} = {settings.most_units} "
-            f"{settings.units}",
+            f"{mask.sum()} samples are {reason}; the first is sample {first}: {held[first]}, {limit}; "
+            'raise it, or set plan.overlong = "drop" to leave them out, counted',
             code="FB503",
         )
-    return found
-
-
-def _refuse(found: Mapping[str, Array], tokens: Array, patches: Array | None, settings: PackConfig) -> None:
-    for reason, name, lengths, limit in (
-        ("too_long", "seq_len", tokens, settings.seq_len),
-        (unplaced_by(settings)[1], f"max_{settings.units}", patches, settings.most_units),
-    ):
-        if len(found[reason]) and lengths is not None:
-            first = int(found[reason][0])
-            raise PlanError(
-                f"{len(found[reason])} samples are {reason}; the first is sample {first}: {int(lengths[first])}, "
-                f'plan.{name} is {limit}; raise it, or set plan.overlong = "drop" to leave them out, counted',
-                code="FB503",
-            )
 
 
 class PackOrder(EpochOrder):

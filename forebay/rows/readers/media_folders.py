@@ -23,7 +23,7 @@ from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.rows.audio_facts import locate_files
 from forebay.rows.columns_aside import BLOCK_ROWS
-from forebay.rows.manifest import SPAN, Manifest, MediaPlace, Record, Unused, require_rows, row_table
+from forebay.rows.manifest import SPAN, Manifest, MediaPlace, Record, Unused, require_rows, row_table, without_rows
 from forebay.rows.meanings.recordings import SEVERAL, refuse_differing
 from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
 from forebay.rows.reader import Failures, FilePiece, RecordingLister, RowReader, Sink
@@ -71,8 +71,8 @@ def list_folder(source: SourceConfig) -> Manifest:
         folders = (name.partition("/")[0] if "/" in name else None for name in names.to_pylist())
         columns["language"] = pa.array(folders, pa.large_string())
     rows = row_table({**places_of(files, numbers, names), **columns}, num_rows=len(names), kept=kept)
-    bad = np.isin(np.arange(len(rows)), [row for row, *_ in failures.found])
-    return Manifest(files=files, rows=rows.filter(pa.array(~bad)), rejected=failures.table(), unused=unused.counts)
+    rows = without_rows(rows, [row for row, *_ in failures.found])
+    return Manifest(files=files, rows=rows, rejected=failures.table(), unused=unused.counts)
 
 
 def sound_files(files: SourceFiles) -> Array:
@@ -116,18 +116,17 @@ def _stems(names: Any) -> Any:
 
 def _texts(files: SourceFiles, numbers: Array, names: Any, failures: Failures, unused: Unused) -> pa.ChunkedArray:
     """Returns the text of every recording, from the files beside it."""
-    others = files.take(np.setdiff1d(np.flatnonzero(~_end_so(files.names, UNREAD)), numbers))
-    is_list = np.asarray(pc.ends_with(others.names, _LISTS))
-    listed = _listed_texts(others.take(np.flatnonzero(is_list)).paths)
-    beside = others.take(np.flatnonzero(~is_list))
-    index = StringIndex()
-    index.add(hashes_of(beside.written_paths()), 0)
+    is_other, is_list = ~_end_so(files.names, UNREAD), np.asarray(pc.ends_with(files.names, _LISTS))
+    is_other[numbers] = False
+    listed = _listed_texts(files.take(np.flatnonzero(is_other & is_list)).paths)
+    beside, index = np.flatnonzero(is_other & ~is_list), StringIndex()
+    index.add(hashes_of(files.take(beside).written_paths()), 0)
     texts, num_used = [], 0
     for start in range(0, len(numbers), BLOCK_ROWS):
         recordings = files.take(numbers[start : start + BLOCK_ROWS])
-        found, stems = _beside(recordings, beside, index), list(map(path_stem, recordings.paths))
+        found, stems = _beside(recordings, files, beside, index), list(map(path_stem, recordings.paths))
         num_used += int(np.count_nonzero(found >= 0))
-        taken, at = iter(beside.take(found[found >= 0]).paths), (found >= 0).tolist()
+        taken, at = iter(files.take(beside[found[found >= 0]]).paths), (found >= 0).tolist()
         block: list[str | None] = []
         for row, stem in enumerate(stems):
             path = next(taken) if at[row] else None
@@ -142,8 +141,15 @@ def _texts(files: SourceFiles, numbers: Array, names: Any, failures: Failures, u
     return pa.chunked_array(texts, pa.large_string())
 
 
-def _beside(recordings: SourceFiles, beside: SourceFiles, index: StringIndex) -> Array:
-    """Returns the number of the text file beside each recording, int32 [recordings], -1 where there is none."""
+def _beside(recordings: SourceFiles, files: SourceFiles, beside: Array, index: StringIndex) -> Array:
+    """Returns which of the texts is beside each recording, int32 [recordings], -1 where there is none.
+
+    beside: the numbers of the texts' files, in the order of the index.
+    """
+
+    def paths_of(at: Any) -> Any:
+        return files.take(beside[at]).written_paths()
+
     found, stems = np.full(len(recordings), -1, np.int32), _stems(recordings.written_paths())
     for ending in _BESIDE:
         left = np.flatnonzero(found < 0)
@@ -153,8 +159,7 @@ def _beside(recordings: SourceFiles, beside: SourceFiles, index: StringIndex) ->
         paths = pc.binary_join_element_wise(
             chosen, pa.scalar(ending.encode(), chosen.type), pa.scalar(b"", chosen.type)
         )
-        paths_of, all_paths = lambda at: beside.take(at).written_paths(), beside.written_paths
-        found[left] = index.find(paths, hashes_of(paths), paths_of, all_paths)
+        found[left] = index.find(paths, hashes_of(paths), paths_of, lambda: paths_of(slice(None)))
     return found
 
 
@@ -293,10 +298,9 @@ def read_texts(
     matched = _Matched(names, files[number].path, paths, table.problems)
     for row, problem in sorted(matched.problems.items()):
         failures.add(len(names) + row, columns["sample_id"][row].as_py(), *problem)
-    meant = matched.meant != _NO_ROW
     spans = {name: column for name, column in columns.items() if name.startswith(SPAN)}
     rows = {"file": pa.array(matched.meant), "sample_id": columns["sample_id"], "text": columns["text"], **spans}
-    of_table = row_table(rows, num_rows=len(paths)).filter(pa.array(meant))
+    of_table = without_rows(row_table(rows, num_rows=len(paths)), np.flatnonzero(matched.meant == _NO_ROW).tolist())
     of_table = refuse_differing(of_table, lambda recording, _: f"{files[number].path}: {names[recording]}")
     if SEVERAL in of_table.column_names:
         columns[SEVERAL] = pa.array(np.isin(np.arange(len(paths)), of_table["row"].filter(of_table[SEVERAL])))
@@ -360,6 +364,8 @@ def _meant_by(written: Any, names: pa.Array) -> tuple[Array, list[tuple[int, str
     meant, doubtful = np.full(len(written), _NO_ROW, np.int64), list[tuple[int, str, str]]()
     for form in (names, _stems(names), files, _stems(files)):
         left = np.flatnonzero(meant == _NO_ROW)
+        if not len(left):
+            break
         first = first_rows(pa.chunked_array([form, *chunks_of(written.take(pa.array(left)))]))
         found, is_first = first[len(form) :], first[: len(form)] == np.arange(len(form))
         is_here = found < len(form)

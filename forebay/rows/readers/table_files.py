@@ -16,7 +16,7 @@ from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, located
 from forebay.rows.kept_columns import concatenated, no_column, require_columns
-from forebay.rows.manifest import SPAN, Manifest, Record, Unused, joined, require_rows, row_table
+from forebay.rows.manifest import SPAN, Manifest, Record, Unused, joined, require_rows, row_table, without_rows
 from forebay.rows.meanings.recordings import SPANS, spans_of
 from forebay.rows.named_files import (
     NamedFiles,
@@ -125,7 +125,7 @@ class TableRows:
         bad, failures = sorted(problems), Failures()
         for row, sample_id in zip(bad, table["sample_id"].take(pa.array(bad, pa.int64())).to_pylist(), strict=True):
             failures.add(start + row, sample_id, *problems[row])
-        return table.filter(pa.array(~np.isin(np.arange(count), bad))), failures.table()
+        return without_rows(table, bad), failures.table()
 
     def paths(self) -> Any:
         """Returns the paths of the audio column, null where a row has none."""
@@ -213,9 +213,10 @@ class TableRows:
         return numbers, problems
 
     def _ids(self, columns: TypedColumns, paths: Any) -> tuple[Any, Any]:
-        derived = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._table))))
-        named = member_stems(paths)
-        derived = pc.coalesce(pc.if_else(pc.equal(named, ""), pa.scalar(None, pa.large_string()), named), derived)
+        derived = member_stems(paths)
+        if pc.any(pc.equal(pc.fill_null(derived, ""), "")).as_py():
+            numbered = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._table))))
+            derived = pc.if_else(pc.fill_null(pc.not_equal(derived, ""), fill_value=False), derived, numbered)
         _, given = columns.given_ids(id_names(self._columns))
         return (derived, None) if given is None else (pc.coalesce(given, derived), pc.is_valid(given))
 

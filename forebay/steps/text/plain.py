@@ -54,7 +54,8 @@ class Whisper(Transcript):
     def document(self) -> dict[str, Any]:
         """Returns what keys say of the step; of windows only what is asked for."""
         own = Transcript.document(self)
-        return {name: value for name, value in own.items() if name not in _OF_WINDOWS or value}
+        behind = {"no_speech_behind": True} if self.no_speech else {}  # windows behind the last segment came later
+        return {name: value for name, value in own.items() if name not in _OF_WINDOWS or value} | behind
 
     @classmethod
     def own_contradictions(cls, config: Config) -> list[str]:

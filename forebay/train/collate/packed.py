@@ -19,10 +19,10 @@ from forebay.steps.form import BatchForm
 from forebay.steps.image.qwen2_vl import GRIDS
 from forebay.steps.step import Allocate, Stored
 from forebay.steps.table import text_step_of
-from forebay.store.layout import Array
+from forebay.store.layout import TEXT, Array
 from forebay.store.source import SampleSource
 from forebay.train.collate.forms import items_of
-from forebay.train.collate.patches import PatchBatch, as_codes, as_filler, has_codes, model_inputs, weight_of
+from forebay.train.collate.patches import PatchBatch, as_codes, as_filler, has_patches, model_inputs, weight_of
 
 Arrays = Mapping[str, Sequence[Array]]
 """Of each field of a form the arrays of a sample's items."""
@@ -80,9 +80,19 @@ class Grids(PackedItems):
     data-parallel gradients want it.
     """
 
+    is_in_all: bool = True
+    """Whether a pack without images has that one; packs of conversations with clips lack what no sample has."""
+
+    @property
+    def least(self) -> int:
+        """See `PackedItems`."""
+        return self.merge_size**2 if self.is_in_all else 0
+
     @classmethod
     def of(cls, stored: Stored) -> Grids:
         """Returns that of a cache. Raises ConfigError for constants that are missing."""
+        if (rope := stored.constants.of(TEXT).get("mrope")) is not None:
+            return cls(rows=4, token=int(rope["token"]), merge_size=int(rope["merge_size"]), is_in_all=False)
         stored.constant("pad_token_id")
         token, merge_size = (int(stored.constant(name)) for name in ("image_token_id", "merge_size"))
         return cls(rows=4, token=token, merge_size=merge_size)
@@ -111,7 +121,8 @@ class Grids(PackedItems):
 
 
 def _grids(items: Sequence[Arrays]) -> Array:
-    return np.concatenate([grid for each in items for grid in each[GRIDS]])
+    grids = (grid.reshape(-1, 3) for each in items for grid in each[GRIDS])
+    return np.concatenate([np.empty((0, 3), np.int32), *grids])
 
 
 def mrope_positions(
@@ -189,7 +200,7 @@ class PackCollator:
     first token of a segment of `input_ids`, in padding |
     | `position_ids` | int64 [1, S]: counts from 0 in every segment; of images [4, 1, S], with three rows of mrope |
     | the items' own | one behind the other: `image_grid_thw` [k, 3] and `pixel_values` [P, temporal_patch_size * w], or
-    `input_features` [frames, n_mels] and `input_features_lengths` [clips] |
+    `input_features` [frames, n_mels] and `input_features_lengths` [clips]; clips of conversations as in any batch |
     | `use_cache` | False |
     | `cu_seq_lens_q`, `cu_seq_lens_k` | int32 [segments + 1], under `varlen`; the same tensor |
     | `max_length_q`, `max_length_k` | Python int, under `varlen` |
@@ -223,8 +234,8 @@ class PackCollator:
             raise ConfigError(
                 f"dtype of pixel_values is {dtype}, wanted torch.float32, torch.float16 or torch.bfloat16"
             )
-        form = pack_form(stored)
-        self._kind = _kind_of(stored, form)
+        forms = pack_forms(stored)
+        self._kind = _kind_of(stored, forms)
         if shapes is not None and shapes.merge_size != self._kind.merge_size:
             raise ConfigError(
                 f"{stored.name}: merge_size is {self._kind.merge_size}, that of the shapes is {shapes.merge_size}"
@@ -235,10 +246,10 @@ class PackCollator:
         self._text = text.row(stored)
         self._pad_token_id = int(stored.constants.get("pad_token_id") or 0)
         self.shapes, self.varlen, self._dtype = shapes, varlen, dtype or torch.float32
-        self._is_coded = dtype is None and has_codes(form)
-        units = form.units
+        self._is_coded = dtype is None and any(map(has_patches, forms))
+        self._forms = tuple(map(as_codes, forms)) if self._is_coded else forms
+        units = forms[-1].units if forms else None
         self._units = "" if units is None else units.on_disk if self._is_coded else units.name
-        self._form = as_codes(form) if self._is_coded else form
 
     has_rows = False
     """A pack has no dimension of samples, of a single one either."""
@@ -256,7 +267,7 @@ class PackCollator:
         """
         if not samples:
             raise ValueError("a pack needs at least one sample")
-        items = list(map(self._form.items, samples))
+        items = self._items(samples)
         layout = self._layout(samples, items)
         fields = {
             **self._tokens(samples, layout, items, allocate),
@@ -267,8 +278,12 @@ class PackCollator:
 
     def count_frames(self, samples: Sequence[PackedSample]) -> tuple[int, int]:
         """Returns (tokens of the samples, tokens of their batch); the difference is padding."""
-        layout = self._layout(samples, list(map(self._form.items, samples)))
+        layout = self._layout(samples, self._items(samples))
         return layout.used, layout.num_tokens
+
+    def _items(self, samples: Sequence[PackedSample]) -> list[Arrays]:
+        """Returns of every sample the fields of all its items; what is padded are those of the last group."""
+        return [{k: v for form in self._forms for k, v in form.items(sample).items()} for sample in samples]
 
     def _layout(self, samples: Sequence[PackedSample], items: Sequence[Arrays]) -> _Layout:
         lengths = np.array(self._text.lengths(samples))
@@ -306,17 +321,15 @@ class PackCollator:
 
     def _beside(self, layout: _Layout, items: Sequence[Arrays], allocate: Allocate) -> dict[str, torch.Tensor]:
         """Returns the items. Padding goes their way, so that what is expanded here and on a device is equal there."""
-        if not self._form.fields or (self._form.is_listed and not any(each[self._units] for each in items)):
-            return {}
         self._kind.check(items, self._units)
-        if layout.padded_units:
-            items = [*items, {**self._zeros(layout.padded_units), **self._kind.padding(layout.padded_units)}]
-        return collate(self._form, items, dtype=self._dtype, allocate=allocate, are_rows=True)
-
-    def _zeros(self, num_units: int) -> Arrays:
-        return {
-            field.name: (np.zeros((num_units, *field.shape[1:]), field.stored_dtype),) for field in self._form.stored
-        }
+        batch: dict[str, torch.Tensor] = {}
+        for form in self._forms:
+            held, padded = items, layout.padded_units if form is self._forms[-1] else 0
+            if padded:
+                held = [*items, {**_zeros(form, padded), **self._kind.padding(padded)}]
+            if any(each[form.main.name] for each in held):
+                batch |= collate(form, held, dtype=self._dtype, allocate=allocate, are_rows=True)
+        return batch
 
     def _lengths(self, layout: _Layout, allocate: Allocate) -> dict[str, Any]:
         if not self.varlen:
@@ -331,22 +344,29 @@ class PackCollator:
 _OMNI = ("Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor")
 
 
-def _kind_of(stored: Stored, form: BatchForm) -> PackedItems:
-    """Returns what the items of a form demand of a pack."""
-    if GRIDS in {field.name for field in form.fields}:
+def _kind_of(stored: Stored, forms: Sequence[BatchForm]) -> PackedItems:
+    """Returns what the items of a cache demand of a pack."""
+    if GRIDS in {field.name for form in forms for field in form.fields}:
         return Grids.of(stored)
-    is_omni = form.is_listed and stored.constant("text_form")["made_by"] in _OMNI
+    is_omni = any(form.is_listed for form in forms) and stored.constant("text_form")["made_by"] in _OMNI
     return AxesOfText(rows=4) if is_omni else PackedItems()
 
 
-def pack_form(stored: Stored) -> BatchForm:
-    """Returns the form that the items of a cache have in packs. Raises ConfigError where they can stand in none."""
+def pack_forms(stored: Stored) -> tuple[BatchForm, ...]:
+    """Returns the forms that the items of a cache have in packs, a group each, images last.
+
+    Raises ConfigError where they can stand in none.
+    """
     items = items_of(stored)
     try:
-        if len(items) > 1:
-            raise ValueError(f"packs hold items of one group, and samples have {' and '.join(i.who for i in items)}")
-        form = items[0].form if items else BatchForm.exact("text")
-        return form if form.is_listed else form.packed()  # a model takes clips as they stand in any batch
+        made_by = stored.constants.get("text_form", {}).get("made_by")
+        if len(items) > 1 and made_by not in _OMNI:
+            who = " and ".join(each.who for each in items)
+            known = f"{made_by or 'their model'} is none of {', '.join(_OMNI)}, whose positions are known"
+            raise ValueError(f"packs hold items of one group, and samples have {who}: {known}")
+        # A model takes clips of conversations, and images beside them, as they stand in any batch.
+        is_listed = any(each.form.is_listed for each in items)
+        return tuple(each.form if is_listed else each.form.packed() for each in items)
     except ValueError as err:
         raise ConfigError(
             f'{stored.name}: plan.kind is "pack", and {err}; set plan.kind = "bucket" with batch_size'
@@ -370,6 +390,10 @@ class _Layout:
     @property
     def padded_units(self) -> int:
         return self.num_units - self.units
+
+
+def _zeros(form: BatchForm, num_units: int) -> Arrays:
+    return {field.name: (np.zeros((num_units, *field.shape[1:]), field.stored_dtype),) for field in form.stored}
 
 
 def _as_arrays(value: Any) -> Any:

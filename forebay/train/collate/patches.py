@@ -151,9 +151,9 @@ def as_codes(form: BatchForm) -> BatchForm:
     return replace(form, fields=tuple(fields))
 
 
-def has_codes(form: BatchForm) -> bool:
-    """Returns whether a form has fields that can cross over as codes."""
-    return bool(_coded(form))
+def has_patches(form: BatchForm) -> bool:
+    """Returns whether a form is of patches, whose codes can stand in packs."""
+    return any(one.name == CODES for one in _coded(form))
 
 
 def to_model_inputs(

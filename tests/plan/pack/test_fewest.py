@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,14 +52,14 @@ def require_packs(plan: PackPlan, tokens: Array, seq_len: int) -> None:
 
 
 def best_fit_decreasing(sizes: Array, measure: Callable[[Array], Array]) -> int:
-    """Packs of rooms 1 and 1, the plain way. sizes: float [num_samples, 2]."""
-    rooms = np.ones((0, 2))
+    """Packs of rooms of 2000, the plain way. sizes: integers [num_samples, budgets]."""
+    rooms = np.ones((0, sizes.shape[1]), np.int64)
     for sample in np.argsort(-measure(sizes), kind="stable"):
-        fits = np.flatnonzero((rooms >= sizes[sample] - 1e-12).all(axis=1))
+        fits = np.flatnonzero((rooms >= sizes[sample]).all(axis=1))
         if len(fits):
             rooms[fits[np.argmin(measure(rooms[fits]))]] -= sizes[sample]
         else:
-            rooms = np.vstack([rooms, 1 - sizes[sample]])
+            rooms = np.vstack([rooms, 2000 - sizes[sample]])
     return len(rooms)
 
 
@@ -85,19 +86,23 @@ def test_many_similar_lengths_fill_packs_as_a_buffer_does(low: int, high: int, s
     assert plan.num_batches <= packs(tokens, seq_len, buffer_size=64).num_batches
 
 
-@given(st.sampled_from(LENGTHS), st.integers(1, 400), st.floats(0.3, 3.0), st.integers(0, 2**32))
-def test_two_budgets_need_no_more_packs_than_best_fit_decreasing_of_vectors(
-    made: Callable[..., Array], count: int, share: float, seed: int
+@given(st.sampled_from(LENGTHS), st.integers(1, 400), st.floats(0.3, 3.0), st.integers(0, 2**32), st.integers(2, 3))
+def test_several_budgets_need_no_more_packs_than_best_fit_decreasing_of_vectors(
+    made: Callable[..., Array], count: int, share: float, seed: int, num_budgets: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    seq_len, max_patches = 1000, 2000
-    tokens = made(rng, count, seq_len)
-    patches = np.minimum(4 * (tokens * rng.random(count) * share / 2).astype(np.int64), max_patches)
-    plan = packs(tokens, seq_len, patches, max_patches=max_patches)
-    require_packs(plan, tokens, seq_len)
-    assert np.add.reduceat(patches[plan.members], plan.offsets[:-1]).max() <= max_patches
-    sizes = np.stack([tokens / seq_len, patches / max_patches], axis=1)
-    measures = (lambda v: v[..., 0], lambda v: v[..., 1], lambda v: v.sum(-1), lambda v: v.max(-1))
+    tokens = made(rng, count, 1000)
+    patches, frames = (
+        np.minimum(times * (tokens * rng.random(count) * share / 2).astype(np.int64), most)
+        for times, most in ((4, 2000), (1, 500))
+    )
+    settings = PackConfig(seq_len=1000, max_patches=2000, max_frames=500 if num_budgets == 3 else None)
+    plan = pack_plan(tokens, patches=patches, frames=frames, settings=settings)
+    require_packs(plan, tokens, 1000)
+    sizes = np.stack([tokens * 2, patches, frames * 4][:num_budgets], axis=1)
+    assert np.add.reduceat(sizes[plan.members], plan.offsets[:-1]).max() <= 2000
+    measures: list[Callable[[Array], Array]] = [itemgetter((..., number)) for number in range(num_budgets)]
+    measures += [lambda v: v.sum(-1), lambda v: v.max(-1)]
     assert plan.num_batches <= min(best_fit_decreasing(sizes, measure) for measure in measures)
 
 

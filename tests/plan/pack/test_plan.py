@@ -242,11 +242,12 @@ def test_packs_are_the_recorded_ones(settings: dict[str, Any], digest: str) -> N
         ([5, 3], [4, -4], {}, "sample 1 has -4 patches, wanted 0 or more"),
         ([5, 3], [4], {}, r"patches are int64 \[1\], wanted integers \[2\]"),
         ([5, 3], None, {"max_patches": 8}, r"plan\.max_patches needs the patches of every sample"),
+        ([5, 3], [4, 4], {"max_patches": 8, "max_frames": 9}, r"plan\.max_frames needs the frames of every sample"),
         (
             [9000, 10],
             [0, 40],
             {"max_patches": 8},
-            r"none of 2 samples fits into a pack: 1 have more than plan\.seq_len = 8192 tokens, 1 more than "
+            r"none of 2 samples fits into a pack: 1 with more than plan\.seq_len = 8192 tokens, 1 with more than "
             r"plan\.max_patches = 8 patches",
         ),
         (
@@ -291,7 +292,7 @@ def test_lengths_are_flat_integers() -> None:
         ({"seq_len": 0}, "seq_len is 0, wanted 1 to 2147483647"),
         ({"seq_len": 8, "max_patches": 0}, "max_patches is 0, wanted 1 to"),
         ({"seq_len": 8, "buffer_size": -1}, "buffer_size is -1, wanted 0 to"),
-        ({"seq_len": 8, "buffer_size": 4, "algorithm": "best_fit_decreasing"}, "no buffer_size, no max_patches"),
+        ({"seq_len": 8, "buffer_size": 4, "algorithm": "best_fit_decreasing"}, "no buffer_size, max_patches"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Any, message: str) -> None:

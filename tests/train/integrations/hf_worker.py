@@ -28,6 +28,7 @@ from forebay.train.collate.packed import PackCollator
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loader import Loader
 from forebay.train.models.model_folder import load_model
+from tests.sound_talks import talk_loader
 from tests.train.loaders import loader_of
 from tests.train.tiny import real_loader_model, text_loader
 from tests.train.tiny_vl import FakeVlSource, conversations, qwen3_vl_folder
@@ -61,7 +62,18 @@ def pack_loader(*, dp_rank: int = 0, dp_world_size: int = 1, seed: int = 1, tail
     )
 
 
+def _talks(**place: Any) -> Loader:
+    return talk_loader(Path(sys.argv[2]) / "talks", **place)
+
+
 SCENARIOS = {
+    "talks": Scenario(
+        loader=_talks,
+        model=lambda folder: folder.parent / "talks" / "qwen2_5_omni",
+        grad_acc=2,
+        stop_in_step=4,
+        arguments={"ddp_find_unused_parameters": True},
+    ),
     "packs": Scenario(loader=pack_loader, model=qwen3_vl_folder, grad_acc=2, stop_in_step=4, arguments={}),
     "mixture": Scenario(
         loader=partial(text_loader, tail="drop"),

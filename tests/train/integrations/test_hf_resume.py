@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.processes import torchrun
+from tests.sound_talks import packed_talks
 from tests.train.integrations.hf_worker import SCENARIOS
 
 Lines = list[dict[str, Any]]
@@ -25,6 +26,7 @@ def launch(part: str, folder: Path, *, world_size: int) -> subprocess.CompletedP
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Lines]:
     """Records of all ranks: two launches for all scenarios (8 s CPU a rank): starting processes takes most of it."""
     folder, world_size = tmp_path_factory.mktemp("hf"), request.param
+    packed_talks(folder / "talks", "qwen2_5_omni")
     first = launch("first", folder, world_size=world_size)
     assert first.returncode != 0
     assert first.returncode == -signal.SIGKILL or "SIGKILL" in first.stderr, first.stderr[-4000:]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from forebay.config.code import facts_of
 from forebay.config.tree import Config, LoaderConfig
 from forebay.errors import ConfigError, SampleError
 from forebay.spans import DECODE, PATCHES, span
@@ -80,20 +81,21 @@ class Processed(ImageStep):
     def contradictions(cls, config: Config) -> list[str]:
         """Returns what is not for arrays of a processor: codecs of patches, packs, seconds, settings of packs."""
         vision, plan, loader, found = config.vision, config.plan, config.loader, []
+        is_alone = config.audio is None or "audio" not in facts_of(config).lists  # clips that are listed have packs
         if vision is not None and vision.codec not in ("raw", "zstd"):
             found.append(
                 f'vision.codec is "{vision.codec}", which holds patches alone; images of a processor are "raw" or '
                 '"zstd"'
             )
-        if plan is not None and plan.kind == "pack":
+        if plan is not None and plan.kind == "pack" and is_alone:
             found.append(
                 'plan.kind is "pack", wanted "bucket" or "window": packs are of patches, and images of a processor '
                 'stand in batches, for example [plan] kind = "bucket" with batch_size = 32'
             )
-        elif plan is not None and plan.batch_seconds is not None and config.audio is None:
+        elif plan is not None and plan.kind != "pack" and plan.batch_seconds is not None and config.audio is None:
             found.append("plan.batch_seconds is of audio, and images have no seconds; give plan.batch_size")
         default = LoaderConfig()
-        if (loader.pack_shapes, loader.varlen) != (default.pack_shapes, default.varlen):
+        if (loader.pack_shapes, loader.varlen) != (default.pack_shapes, default.varlen) and is_alone:
             found.append("loader.pack_shapes and loader.varlen are of packs of patches; leave them out")
         if loader.pixels != default.pixels:
             found.append(

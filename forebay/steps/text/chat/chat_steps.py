@@ -232,7 +232,7 @@ class SoundChat(ProcessorChat):
     setting: ClassVar[str] = "audio.extractor"
     can_pack: ClassVar[bool] = True
     kinds: tuple[Group, ...]
-    version: int = 1
+    version: int = 2
 
     @property
     def shows(self) -> tuple[Group, ...]:
@@ -297,10 +297,17 @@ class ProcessorChatEncoder(OneByOne):
         """Facts that a cache states of all samples.
 
         The prompt, the form of its fields, and which outputs of images a batch has: an image processor gives more than
-        a model takes (numbers of tiles, for example).
+        a model takes (numbers of tiles, for example). Packs need the token of images by grids, and how many patches a
+        side of it has.
         """
-        images = {"image_outputs": list(self.text_form.images)} if "image" in self.writer.groups else {}
-        return {"prompt": ProcessorChat.name, "text_form": self.form.to_json(), **images}
+        found = {"prompt": ProcessorChat.name, "text_form": self.form.to_json()}
+        if "image" not in self.writer.groups:
+            return found
+        merge_size = getattr(self.writer.parts["image"], "merge_size", None)
+        if self.step.can_pack and merge_size is not None:
+            token = self._vocabulary.find(self.writer.placeholders["image"])
+            found["mrope"] = {"token": token, "merge_size": int(merge_size)}
+        return {**found, "image_outputs": list(self.text_form.images)}
 
     def encode(self, text: str, told: Sequence[Told], *, sample_id: str) -> dict[str, Array]:
         """Returns the fields of a conversation, see `ProcessorChat`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import hashlib
@@ -253,6 +252,8 @@ class Bucket:
 
     def _listed(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Returns a part of a listing. Of a store that gives one empty page after the other obstore asks for ever."""
+        import asyncio  # not at import: a look at this machine asks no store
+
         patience_s = self.settings.patience_s
 
         async def bounded() -> T:

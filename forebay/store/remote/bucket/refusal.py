@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -161,6 +160,8 @@ def _clock_of(endpoint: str | None) -> str:
     """Returns the date in a store's answer to a request without key or credentials; empty where it has none."""
     if endpoint is None:
         return ""
+    import http.client
+
     scheme, host, port = origin(endpoint)
     kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
     try:
