@@ -152,6 +152,11 @@ def test_code_needs_leave_in_the_file_and_lies_beside_it(tmp_path: Path, capsys:
     (tmp_path / "linked.py").symlink_to(tmp_path / "own.py")
     with pytest.raises(ConfigError, match="is a link"):
         recipe_of(corpus.write(SPEECH + own("audio").replace("own.py", "linked.py")))
+    (tmp_path / "own.py").write_text("raise SystemExit(3)\n" + CODE)
+    config = corpus.write(SPEECH + own("audio"))
+    for command in ("key", "lint"):  # they look, and run nothing
+        assert cli.main([command, config.path]) == 0
+    (tmp_path / "own.py").write_text(CODE)
     config = corpus.write(SPEECH + own("audio"))
     build_here(config)
     (tmp_path / "own.py").unlink()
