@@ -183,12 +183,7 @@ class Own(Declared):
             work="the probe clips",
         )
         if unlisted := found.get("unlisted"):
-            raise ConfigError(
-                f"{self.label} reads {unlisted[0]}, which it does not list, so that an edit would change no key; write "
-                f"files = {json.dumps([Path(name).name for name in unlisted])} into the class, beside whose file they "
-                "lie, and code of other files into that file",
-                code="FB143",
-            )
+            raise unlisted_error(self.label, unlisted)
         if error := found.get("error"):
             raise ConfigError(error, code="FB128")
         return [[(kind, value) for kind, value in run] for run in found["runs"]]
@@ -203,6 +198,16 @@ class Own(Declared):
         path = question["path"]
         files = tuple((name, digest) for name, digest in question["files"])
         return cls(**{**question, "files": files, "path": None if path is None else Path(path)})
+
+
+def unlisted_error(label: str, unlisted: Sequence[str]) -> ConfigError:
+    """Returns the error for files that a class reads and does not list."""
+    return ConfigError(
+        f"{label} reads {unlisted[0]}, which it does not list, so that an edit would change no key; write "
+        f"files = {json.dumps([Path(name).name for name in unlisted])} into the class, beside whose file they "
+        "lie, and code of other files into that file",
+        code="FB143",
+    )
 
 
 def own_problems(name: str, settings: Mapping[str, Any]) -> list[str]:

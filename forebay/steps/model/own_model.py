@@ -17,10 +17,11 @@ and `files` are read as they are written in the class's body.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -30,6 +31,8 @@ from forebay.config.code import source_of
 from forebay.errors import BuildError
 from forebay.steps import run_code
 from forebay.steps.audio.own_class import forms_declared
+from forebay.steps.audio.own_probe import files_read
+from forebay.steps.audio.own_step import unlisted_error, written_facts
 from forebay.steps.form import FieldForm, shown_shape
 from forebay.steps.model.model_step import CODE, ModelStep, code_of, own_digest
 from forebay.store.layout import Array
@@ -37,16 +40,32 @@ from forebay.store.layout import Array
 _FULL_SCALE = np.float32(1 << 15)
 _ONE_AT_A_TIME = threading.RLock()
 """Threads of an uncached loader share an instance, and users write for one thread."""
+_RUNNING: set[int] = set()
+"""The threads that run code of the user now."""
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[None]:
+    with _ONE_AT_A_TIME:
+        _RUNNING.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            _RUNNING.discard(threading.get_ident())
 
 
 @dataclass(frozen=True, slots=True)
 class OwnModel:
-    """A class of the user at work. forms: of what it gives; numbers: the dtypes of its fields of shape []."""
+    """A class of the user at work. forms: of what it gives. numbers: the dtypes of its fields of shape [].
+
+    unlisted: files that it has read and that no key knows.
+    """
 
     step: ModelStep
     own: Any
     forms: tuple[FieldForm, ...]
     numbers: Mapping[str, str]
+    unlisted: set[str]
     default_batch: ClassVar[int] = 8
 
     @classmethod
@@ -58,10 +77,14 @@ class OwnModel:
         path, name = code_of(step.folder)
         if (found := own_digest(path, name, path.parent)) != step.digest:
             raise CODE.refused(f"{path} has changed: it was {step.digest[:16]} and is {found[:16]}; run it again")
+        content = source_of(path, path.parent, CODE)
+        listed = [path, *(path.parent / file for file in written_facts(content, path, name, CODE)[1])]
+        unlisted = files_read(path.parent, listed, lambda: threading.get_ident() in _RUNNING)
         made = f"{path}:{name}, made with args = {step.args}, raised"
         try:
-            own_class = run_code.loaded(source_of(path, path.parent, CODE), str(path), name, what="class")
-            with run_code.refusing(lambda said: CODE.refused(f"{made} {said}")):
+            with _running():
+                own_class = run_code.loaded(content, str(path), name, what="class")
+            with _running(), run_code.refusing(lambda said: CODE.refused(f"{made} {said}")):
                 own = own_class(**json.loads(step.args))
                 declared = {field: dict(given) for field, given in own.fields.items()}
             is_number = {field: given.get("shape") in ([], ()) for field, given in declared.items()}
@@ -72,7 +95,7 @@ class OwnModel:
             forms = forms_declared(rest, step.dtype) if rest or not numbers else ()
         except (run_code.CodeError, ValueError) as err:
             raise CODE.refused(f"{path}:{name}: {err}; see docs/model-steps.md") from err
-        return cls(step, own, forms, numbers)
+        return cls(step, own, forms, numbers, unlisted)
 
     @property
     def made_by(self) -> str:
@@ -97,7 +120,7 @@ class OwnModel:
             clip = sample["waveform"]
             sample["waveform"] = clip / _FULL_SCALE if clip.dtype == np.int16 else np.array(clip)
         try:
-            with _ONE_AT_A_TIME, run_code.refusing(ValueError):
+            with _running(), run_code.refusing(ValueError):
                 return {"prepared": self.own.prepare(sample)}
         except ValueError as err:
             message = f"model.{self.step.label}: {self.made_by}.prepare raised {err}"
@@ -105,9 +128,11 @@ class OwnModel:
 
     def made(self, prepared: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
         """Returns the arrays of each sample of a batch. Raises BuildError where the class gives what it did not say."""
-        with _ONE_AT_A_TIME, run_code.refusing(lambda said: self._wrong(f"raised {said}")):
+        with _running(), run_code.refusing(lambda said: self._wrong(f"raised {said}")):
             answer = self.own.forward([values["prepared"] for values in prepared])
             found = {name: [np.asarray(array) for array in arrays] for name, arrays in answer.items()}
+        if self.unlisted:
+            raise unlisted_error(f"{self.made_by} of model.{self.step.label}", sorted(self.unlisted))
         wanted = {form.name: form for form in self.forms if form.is_stored}
         counts = {name: len(arrays) for name, arrays in found.items()}
         if counts != (of_all := dict.fromkeys([*wanted, *self.numbers], len(prepared))):

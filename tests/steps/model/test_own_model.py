@@ -127,6 +127,7 @@ def test_the_key_is_the_file_its_version_its_files_and_its_arguments(tmp_path: P
         ("frames = [np", "raise KeyError('no weights'); frames = [np", "forward raised KeyError: 'no weights'"),
         ('"shape": []', '"shape": 3', "see docs/model-steps.md"),
         ("hop=160, ", "", r"raised TypeError: .*hop"),
+        ('files = ["scale.txt"]', "files = []", "Own of model.own reads .*scale.txt, which it does not list"),
         ("version = 1", "version = one()", "written|plain values"),
         ("class Own", "class Other", "has no class Own; its classes: Other"),
         ("import numpy as np", "import nothing_like_it", "importing it raised ModuleNotFoundError"),
