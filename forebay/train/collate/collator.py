@@ -191,6 +191,11 @@ class Collator:
         self.dtype, self.padding_side = dtype, padding_side
         self._items = as_tokens(items_of(stored), tokens or {}, name=stored.name)
         self._text = text_of(stored)
+        if not self._items and self._text is None:
+            raise ConfigError(
+                f"{stored.name}: its samples have columns alone, and a batch holds none; add audio.features, [text] or "
+                "a [[model]] with outputs of several numbers, or read cache.table()"
+            )
         self._augmentation, self._features, self._is_on_device = augmentation, features, on_device
         self._crossing: dict[int, Crossing] = {}
         self._expansion = DeviceExpansion(dtype=dtype)

@@ -12,6 +12,7 @@ from forebay import Config, cli, load_config
 from forebay.errors import ConfigError, ForebayError
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
+from forebay.train import make_loader
 from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import PHOTOS, SPEECH, TEXTS, Corpus, of_sample, section
 
@@ -49,6 +50,17 @@ class Own:
             "loud": np.array([abs(clip).max() for clip in batch], np.float32),
             "size": [np.int64(len(clip)) for clip in batch],
         }
+"""
+SCORE = """
+class Own:
+    version = 1
+    fields = {"wide": {"dtype": "int64", "shape": []}}
+
+    def prepare(self, sample):
+        return sample["image"].shape[1]
+
+    def forward(self, batch):
+        return {"wide": batch}
 """
 LEAVE = "[run]\nallow_code = true\n"
 
@@ -93,6 +105,11 @@ def test_texts_and_images_come_as_they_are_and_a_sample_that_raises_is_counted(t
         assert bytes(of_sample(cache, "frames", index)[:, 1].astype(np.uint8)).decode() == text
     cache = open_cache(build_here(corpus.write(PHOTOS + own("image", "args = {hop = 10000}"))).cache)
     assert cache.groups == ("own", "text")
+    (tmp_path / "own.py").write_text(SCORE)
+    config = corpus.write(PHOTOS + own("image"))
+    build_here(config)
+    with pytest.raises(ConfigError, match="its samples have columns alone, and a batch holds none"):
+        make_loader(config)
     assert min(cache.table(["size"])["size"].to_pylist()) > 10_000
 
 
