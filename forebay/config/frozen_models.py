@@ -87,6 +87,8 @@ class ModelConfig:
             raise ValueError(
                 f"name is {self.name!r}, wanted letters a to z, digits and _, and none of {', '.join(_TAKEN)}"
             )
+        if unnamed := [name for name in self.keep or () if not name.isidentifier()]:
+            raise ValueError(f"keep has a field {unnamed[0]!r:.80}, wanted letters, digits and _")
         if self.takes not in _TAKEN and sorted(self.takes) != ["image", "text"]:
             raise ValueError(f'takes is {list(self.takes)}, wanted "audio", "image", "text" or ["image", "text"]')
         if self.digest is not None and not _DIGEST.fullmatch(self.digest):

@@ -32,6 +32,7 @@ from forebay.rows.manifest import Manifest
 from forebay.spans import FEATURES, span
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
+from forebay.steps.audio.own_class import RESERVED
 from forebay.steps.batch import collate_fields, fresh
 from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
@@ -328,6 +329,10 @@ def _read(known: str) -> Declared:
 
 
 def _columns(dtypes: Mapping[str, str]) -> tuple[FieldSpec, ...]:
+    if taken := [name for name in dtypes if name in {*RESERVED, "duration_s"} or name.startswith("num_")]:
+        raise ConfigError(
+            f"a model's number is called {taken[0]!r}, which is a column of all rows; rename it", code="FB147"
+        )
     return tuple(FieldSpec(name=name, dtype=dtype, role="table") for name, dtype in dtypes.items())
 
 

@@ -174,6 +174,8 @@ def test_similarity_of_an_image_and_its_text(tmp_path: Path) -> None:
         ("judge", GOOD.replace("'good'", "'great'"), "label is 'great'"),
         ("judge", GOOD.replace("'good'", "true"), "label is True"),
         ("llama", GOOD, "lacks 1 weights of LlamaForSequenceClassification"),
+        ("judge", GOOD.replace("best =", "duration_s ="), "number is called 'duration_s', which is a column"),
+        ("judge", GOOD.replace("best =", "'a b' ="), "keep has a field 'a b'"),
         ("llama", "layer = 3", "layer is 3, and LlamaModel has layers 0 to 2"),
         ("judge", "call = 'generate_all'", "BertModel has no generate_all"),
         ("judge", "keep = {x = {output = 'similarity'}}", "gives no image_embeds"),
