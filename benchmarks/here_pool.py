@@ -9,6 +9,8 @@ from typing import Any
 class HerePool:
     """A pool that works in its own process: no worker starts, and none loads transformers anew."""
 
+    devices: tuple[str, ...] = ()
+
     def __init__(self, num_workers: int = 1, *, shows: bool = True, modules: Sequence[str] = ()) -> None:  # noqa: ARG002
         self.num_workers, self.shows = num_workers, shows
 

@@ -13,6 +13,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 _marks: mmap.mmap | None = None
 _is_second_try = False
+_device: str | None = None
 
 
 class Map(Protocol):
@@ -52,7 +53,12 @@ def mark_in(marks: mmap.mmap) -> None:
     _marks = marks
 
 
-def begin(*, is_tried_again: bool) -> None:
-    """Notes that a task begins, and whether a process has died over it."""
-    global _is_second_try
-    _is_second_try = is_tried_again
+def begin(*, is_tried_again: bool, on: str | None = None) -> None:
+    """Notes that a task begins, whether a process has died over it, and the device that models run on."""
+    global _is_second_try, _device
+    _is_second_try, _device = is_tried_again, on
+
+
+def device() -> str | None:
+    """Returns where this process runs models: a device's name, the socket of its process, or None: here, on the CPU."""
+    return _device

@@ -31,6 +31,7 @@ MISSING = {
     "matplotlib.backends.backend_agg": ("report", "forebay.inspect.picture:new_figure", (1.0, 1.0)),
     "ray": ("ray", "forebay.preprocess.runner.ray:imported", ()),
     "datasets": ("hf", "forebay.rows.readers.arrow_files:data_files", (None, ())),
+    "diffusers": ("diffusers", "forebay.steps.model.model_section:require_diffusers", ("model.latents",)),
     "peft": ("lora", "forebay.train.models.lora:_peft", ()),
     "jiwer": ("train", "forebay.train.evaluation.rates:jiwer_module", ()),
     "accelerate": ("train", "forebay.train.loop.launch:process_state", ()),

@@ -24,7 +24,7 @@ from forebay.store.texts import IDENTITY, LOCK, OLD, SEGMENT, count_of
 
 _HEX = "[0-9a-f]{8,128}"
 _GROUP = "[a-z][a-z0-9_]{0,31}"
-_OF_BUILD = rf"lock|origin|driver\.(lock|json)|{_GROUP}/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run"
+_OF_BUILD = rf"lock|origin|numerics\.json|driver\.(lock|json)|{_GROUP}/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run"
 _OF_INPUTS = rf"{re.escape(SAMPLES)}|[0-9]{{5,}}\.media|images/([0-9a-f]{{2}})/\1[0-9a-f]{{30}}\.image"
 _OF_TEXTS = f"{re.escape(IDENTITY)}|{re.escape(LOCK)}|{SEGMENT.pattern}|{OLD.pattern}"
 _MOST_BYTES = 64 * 1024 * 1024

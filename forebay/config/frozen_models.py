@@ -79,6 +79,20 @@ class ModelConfig:
     """Type of weights and arithmetic; of a class of your own, of its stored floats."""
     batch: int | None = None
     """Samples that the model is given at once; in the keys of shards. Left out: that of its family."""
+    size: int | tuple[int, int] | None = None
+    """Of an autoencoder: pixels that images are resized and cropped to, the side of a square or [width, height]."""
+    shapes: int | tuple[tuple[int, int], ...] | None = None
+    """At most so many sizes of the area of `size`, those by which this set of images is cropped least. Or the sizes
+    themselves, [[width, height], ...]: they stay where images are added."""
+    areas: tuple[int, ...] = ()
+    """Areas of these sizes in pixels, in place of that of `size`: an image takes the largest that it has the pixels
+    for."""
+    step: int = 64
+    """Sides of these sizes are multiples of it. An image with a smaller side costs its sample."""
+    least: int = 1
+    """A size that fewer images would have is left out, and they are cropped to another."""
+    resample: Literal["lanczos", "bicubic"] = "lanczos"
+    """Pillow's filter by which images are resized to `size`."""
     digest: str | None = None
     """What `forebay key` says of the folder: stands in for it where only training reads the cache."""
 
@@ -93,7 +107,15 @@ class ModelConfig:
             raise ValueError(f'takes is {list(self.takes)}, wanted "audio", "image", "text" or ["image", "text"]')
         if self.digest is not None and not _DIGEST.fullmatch(self.digest):
             raise ValueError(f"digest is {self.digest!r:.80}, wanted the 64 hex digits that forebay key prints")
-        at_least(self, 1, "batch")
+        at_least(self, 1, "batch", "size", "areas", "step", "least")
+        if isinstance(self.shapes, int):
+            at_least(self, 1, "shapes")
+        elif self.shapes is not None and (not self.shapes or min(map(min, self.shapes)) < 1):
+            raise ValueError(f"shapes is {self.shapes}, wanted a number, or sizes of 1 pixel or more")
+        if self.size is None and (self.shapes is not None or self.areas):
+            raise ValueError("shapes and areas are of images that are resized; give size")
+        if self.shapes is None and (self.areas or self.least > 1):
+            raise ValueError("areas and least are of several sizes; give shapes")
 
     @property
     def is_code(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,21 +22,31 @@ class BucketRange(NamedTuple):
 
     seconds: tuple[float, float] | None
     tokens: tuple[int, int] | None
+    shape: str | None = None
+    """That of its samples, where buckets are shapes: `64x32`, width and height."""
 
     def name(self, bucket: int) -> str:
-        """Returns the name by the upper edges, `b_3_5` or of a cell `b_3_5_t40`; without seconds the index `bucket`."""
+        """Returns the name by the upper edges, `b_3_5` or of a cell `b_3_5_t40`; without seconds the shape, or the
+        index `bucket`.
+        """
         if self.seconds is None:
-            return str(bucket)
+            return self.shape or str(bucket)
         return bucket_name(*self.seconds) + ("" if self.tokens is None else f"_t{self.tokens[1]}")
 
 
 def bucket_ranges(
-    edges_s: Sequence[float], *, cells: Sequence[Sequence[int]] = (), edges: Sequence[int] = ()
+    edges_s: Sequence[float],
+    *,
+    cells: Sequence[Sequence[int]] = (),
+    edges: Sequence[int] = (),
+    shapes: Sequence[str] = (),
 ) -> list[BucketRange]:
     """Returns the range of every bucket by its upper edges. cells: token edges of each range of seconds; (): none.
 
-    edges: in tokens, of the buckets without seconds, which come behind the others.
+    edges: in tokens, of the buckets without seconds, which come behind the others. shapes: of buckets that are shapes.
     """
+    if shapes:
+        return [BucketRange(None, None, shape) for shape in shapes]
     found = []
     for number, seconds in enumerate(itertools.pairwise((0.0, *edges_s))):
         own: Iterable[tuple[int, int] | None] = itertools.pairwise((0, *cells[number])) if cells else [None]
@@ -45,6 +56,10 @@ def bucket_ranges(
 
 TOKEN_S = 0.02
 CLASSIC_EDGES_S = (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0)
+Axes = tuple[Literal["duration", "tokens", "area", "aspect"], ...]
+DURATION: Axes = ("duration",)
+DURATION_TOKENS: Axes = ("duration", "tokens")
+SHAPE: Axes = ("area", "aspect")
 Tail = Literal["split", "short", "drop", "pad"]
 
 
@@ -77,9 +92,10 @@ class BucketConfig(_LengthsConfig):
     edges_s: tuple[float, ...] = CLASSIC_EDGES_S
     """Upper edges in seconds: buckets are [0, e0), [e0, e1), ... The last bucket is closed and takes all that is
     longer."""
-    by: tuple[Literal["duration", "tokens"], ...] = ("duration",)
+    by: Axes = DURATION
     """The lengths that buckets are ranges of. `["duration", "tokens"]`: buckets are cells, ranges of seconds and of
-    label tokens; `k` is then their number, or `edges_s` and `edges` give the grid."""
+    label tokens; `k` is then their number, or `edges_s` and `edges` give the grid. `["area", "aspect"]`: a bucket is
+    one of the shapes that latents of images were stored in, and has a `batch_size`."""
     edges: tuple[int, ...] | None = None
     """Upper edges, in tokens, of the buckets of samples without audio, and of cells. Buckets without audio come behind
     those of `edges_s`."""
@@ -115,8 +131,9 @@ class BucketConfig(_LengthsConfig):
             raise ValueError(f"give one of edges_s and k, not {list(self.edges_s)} and {self.k}")
         self._check_cells()
         num_buckets = len(self.edges_s) if self.k is None else self.k
-        # With `edges` the plan says it: how many buckets there are is then known from the samples alone.
-        if isinstance(self.batch_size, tuple) and self.edges is None and len(self.batch_size) != num_buckets:
+        # With `edges`, and of shapes, the plan says it: the samples alone know how many buckets there are.
+        is_known = self.edges is None and not self.has_shapes
+        if isinstance(self.batch_size, tuple) and is_known and len(self.batch_size) != num_buckets:
             raise ValueError(f"batch_size has {len(self.batch_size)} entries for {num_buckets} buckets")
         count = self.locality.removeprefix("shards:")
         is_window = self.locality == f"shards:{count}" and count.isdecimal() and int(count)
@@ -126,8 +143,11 @@ class BucketConfig(_LengthsConfig):
             )
 
     def _check_cells(self) -> None:
-        if self.by not in (("duration",), ("duration", "tokens")):
-            raise ValueError(f'by is {list(self.by)}, wanted ["duration"] or ["duration", "tokens"]')
+        if self.by not in (DURATION, DURATION_TOKENS, SHAPE):
+            wanted = " or ".join(json.dumps(each) for each in (DURATION, DURATION_TOKENS, SHAPE))
+            raise ValueError(f"by is {list(self.by)}, wanted {wanted}")
+        if self.has_shapes and (self.edges, self.k, self.batch_seconds, self.batch_tokens) != (None,) * 4:
+            raise ValueError("by is of shapes, which have no lengths: give batch_size or calibration, no edges, no k")
         if not 0 < self.token_s < math.inf:
             raise ValueError(f"token_s is {self.token_s}, wanted more than 0")
         if not self.has_cells and self.token_s != TOKEN_S:
@@ -144,6 +164,11 @@ class BucketConfig(_LengthsConfig):
     def has_cells(self) -> bool:
         """Whether buckets are ranges of seconds and of tokens."""
         return "tokens" in self.by
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether a bucket is a shape of stored latents."""
+        return self.by == SHAPE
 
     @property
     def locality_shards(self) -> int | None:

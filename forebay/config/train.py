@@ -178,6 +178,13 @@ class RunConfig:
     allow_code: bool = False
     """Whether `text.normalize` may name functions of yours, `"file.py:function"`: their files are run as you. It stands
     in the config file itself; `--set` and other overrides cannot change it."""
+    devices: Literal["auto", "cpu"] | tuple[str, ...] = "auto"
+    """What runs the models of `[[model]]`: `["cuda:0", "cuda:1"]`, a process each, for which the processes of the build
+    prepare batches; `cpu`: each process of the build runs them by itself; `auto`: all CUDA devices, else `cpu`."""
+    num_gpus: float = 0.0
+    """GPUs of a Ray task whose shard a model makes: with 0.25 four such tasks share one."""
+    gres: str = ""
+    """What `--gres` of Slurm gets for the jobs that run models, `"gpu:1"`: those that prepare and the parts."""
     sbatch: tuple[str, ...] = ()
     """Options of Slurm's `sbatch` for the jobs of `forebay preprocess --runner slurm`, one a text:
     `["--partition=cpu", "--time=04:00:00", "--cpus-per-task=16", "--mem-per-cpu=3G"]`."""
@@ -187,6 +194,14 @@ class RunConfig:
         if not 0 <= self.max_failed_share <= 1:
             raise ValueError(f"max_failed_share is {self.max_failed_share}, wanted 0 to 1")
         at_least(self, 1, "max_open_tars")
+        at_least(self, 0, "num_gpus")
+        for name in () if isinstance(self.devices, str) else self.devices:
+            if not re.fullmatch(r"cpu|cuda:\d+", name):
+                raise ValueError(f'devices has {name!r}, wanted names as "cuda:0" or "cpu"')
+        if not self.devices:
+            raise ValueError('devices is empty, wanted "auto", "cpu" or names as "cuda:0"')
+        if re.search(r"\s", self.gres):
+            raise ValueError(f'gres is {self.gres!r}, wanted resources as "gpu:1"')
         for option in self.sbatch:
             if not re.fullmatch(r"--[a-z][a-z0-9-]*(=[^\n]*)?", option):
                 raise ValueError(f'sbatch has {option!r}, wanted options as "--partition=cpu" or "--exclusive"')

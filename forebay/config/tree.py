@@ -52,7 +52,7 @@ class LoaderConfig:
     """When a cache's bytes are compared with their checksums. `touch`: a sample at its first read. `open`: all of them
     when the cache is opened. `never`: not at all."""
     seed: int = 0
-    """Seed of the order, of random crops, and of random weights under `train.init`."""
+    """Seed of the order, of random crops and latents, and of random weights under `train.init`."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of floating-point batch fields."""
     form: Literal["padded", "ragged"] = "padded"
@@ -61,6 +61,9 @@ class LoaderConfig:
     crop_s: float | None = None
     """Seconds of a random crop of each sample, new every epoch. Batches then hold `wav`, and `feats` under
     `w2v_bert`."""
+    latent: Literal["sample", "mean"] = "sample"
+    """Latents of an autoencoder. `sample`: drawn of their distribution, by seed, epoch and sample id. `mean`: its mean,
+    which evaluations take anyway."""
     pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32"
     """Type of `pixel_values` in packs. `uint8`: patches as stored, in an object that only `to_model_inputs` takes."""
     pack_shapes: Literal["natural", "fixed"] = "natural"

@@ -41,6 +41,7 @@ class BucketPlan(KeptPlan):
     edges_s: the upper edges; sample_rate_hz: of the durations that the plan was made from.
     edges: upper edges, in tokens, of the buckets of samples without audio, which come behind the others.
     cells: upper edges, in tokens, of the cells of each range of seconds, which are buckets then; (): seconds alone.
+    shapes: of the samples of each bucket, where a bucket is a shape.
     token_cost: of a label token beside a second's audio samples, for the cost of a cell.
     shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving
     window. shard_run: consecutive shards that stay together in it, see `shard_run`.
@@ -59,6 +60,7 @@ class BucketPlan(KeptPlan):
     shard_run: int = 1
     edges: tuple[int, ...] = ()
     cells: tuple[tuple[int, ...], ...] = ()
+    shapes: tuple[str, ...] = ()
     token_cost: int = 0
     check: Callable[[Ints], None] | None = None
 
@@ -75,7 +77,7 @@ class BucketPlan(KeptPlan):
     @property
     def ranges(self) -> list[BucketRange]:
         """The lengths that each bucket holds."""
-        return bucket_ranges(self.edges_s, cells=self.cells, edges=self.edges)
+        return bucket_ranges(self.edges_s, cells=self.cells, edges=self.edges, shapes=self.shapes)
 
     @property
     def names(self) -> list[str]:
@@ -104,7 +106,12 @@ class BucketPlan(KeptPlan):
         return int(self.batch_counts.sum())
 
     def described(self) -> str:
-        return f"{self.num_batches} batches in {len(self.batch_sizes)} buckets"
+        if not self.shapes:
+            return f"{self.num_batches} batches in {len(self.batch_sizes)} buckets"
+        short = 0 if self.tail in ("drop", "pad") else np.count_nonzero(self.bucket_sizes % self.batch_sizes)
+        left = {"short batches": short, "samples left out": self.dropped.sum(), "repeated": self.repeated.sum()}
+        counted = "".join(f", {count} {what}" for what, count in left.items() if count)
+        return f"{self.num_batches} batches of {len(self.batch_sizes)} shapes{counted}"
 
     @property
     def dropped(self) -> Array:
@@ -130,6 +137,8 @@ class BucketPlan(KeptPlan):
         run: dict[str, Any] = {} if self.shard_run == 1 else {"shard_run": self.shard_run}
         if self.cells:
             run["cells"] = [list(own) for own in self.cells]
+        if self.shapes:
+            run["shapes"] = list(self.shapes)
         if self.edges or self.cells:
             return {"edges_s": list(self.edges_s), "edges": list(self.edges), **run}
         return {"edges_s": list(self.edges_s)} if isinstance(settings, BucketConfig) and settings.k is not None else {}
@@ -140,6 +149,7 @@ class BucketPlan(KeptPlan):
             "edges_s": tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s,
             "edges": tuple(metadata.get("edges", ())),
             "cells": tuple(map(tuple, metadata.get("cells", ()))),
+            "shapes": tuple(metadata.get("shapes", ())),
         }
         return cls(
             **kept,

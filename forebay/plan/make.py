@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
+from forebay.config.plan import DURATION, BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.bucket_plan import BucketPlan
@@ -28,7 +28,7 @@ from forebay.progress import during
 from forebay.steps.step import TextStep
 from forebay.steps.table import text_step_of
 from forebay.store.key import digest
-from forebay.store.layout import ROW_BITS, Array
+from forebay.store.layout import ROW_BITS, SIDES, Array
 from forebay.store.memo import note
 from forebay.store.selection import Selection
 from forebay.store.source import RATE, SECONDS, SampleSource, has_untimed_items, length_of, parts_of, without_seconds
@@ -69,6 +69,7 @@ class Samples:
     there. None: not known. texts: bool
     [num_samples], those without seconds, whose length is their tokens; None: there are none. are_untimed: all have
     items and none has seconds; without edges in tokens they stand in one bucket. text: the step of their texts.
+    sides: integers [num_samples, 2 a group], height and width of the latents of each; None: there are none.
     """
 
     durations: Array | None = None
@@ -82,6 +83,7 @@ class Samples:
     shard_run: Callable[[], int] | None = None
     texts: Array | None = None
     are_untimed: bool = False
+    sides: Array | None = None
     text: type[TextStep] | None = None
 
     def __len__(self) -> int:
@@ -177,6 +179,9 @@ def kept_plan(
 
 def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
     """Returns the plan of some samples. Raises PlanError where none can be made."""
+    if isinstance(settings, BucketConfig) and settings.has_shapes:
+        return _shape_plan(samples, settings)
+    _require_one_shape(samples, settings)
     if samples.are_untimed:
         settings = _untimed(samples, settings)
     if isinstance(settings, PackConfig):
@@ -197,6 +202,41 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
         shard_run=samples.shard_run() if settings.locality_shards is not None and samples.shard_run else 1,
         texts=samples.texts,
     )
+
+
+def _shape_plan(samples: Samples, settings: BucketConfig) -> BucketPlan:
+    """Returns the plan in which a bucket is a shape: as if its number were the tokens of its samples."""
+    if samples.sides is None:
+        raise PlanError(
+            "plan.by is of area and aspect, and these samples have no latents of several shapes; set shapes in their "
+            "[[model]], or leave plan.by out",
+            code="FB504",
+        )
+    sides, shapes = np.unique(samples.sides, axis=0, return_inverse=True)
+    pairs = sides.reshape(len(sides), samples.sides.shape[1] // 2, 2).tolist()
+    names = ["+".join(f"{width}x{height}" for height, width in own) for own in pairs]
+    return bucket_plan(
+        samples.lengths,
+        sample_rate_hz=samples.sample_rate_hz,
+        settings=replace(settings, edges=tuple(range(1, len(sides) + 1)), by=DURATION),
+        tokens=shapes.reshape(-1),
+        shards=_asked(samples.shards) if settings.locality_shards is not None else None,
+        shard_run=samples.shard_run() if settings.locality_shards is not None and samples.shard_run else 1,
+        texts=np.ones(len(samples), bool),
+        shapes=names,
+    )
+
+
+def _require_one_shape(samples: Samples, settings: PlanConfig) -> None:
+    """Raises PlanError where samples of several shapes would stand in a batch together."""
+    if samples.sides is None or isinstance(settings, PackConfig) or settings.batch_size == 1:
+        return
+    if (count := len(np.unique(samples.sides, axis=0))) > 1:
+        raise PlanError(
+            f'the latents have {count} shapes, and a batch has one; set plan.by = ["area", "aspect"] and '
+            "plan.batch_size, or plan.batch_size = 1",
+            code="FB504",
+        )
 
 
 def _untimed(samples: Samples, settings: PlanConfig) -> PlanConfig:
@@ -246,6 +286,7 @@ def samples_of(source: SampleSource) -> Samples:
     """Returns what the plans of a source are made of."""
     texts, lengths = without_seconds(source), source.lengths
     slots, are_untimed = source.slots, has_untimed_items(source)
+    sides = sorted(name for name in lengths if name.endswith(SIDES))
 
     def column(name: str) -> Callable[[], Array]:
         return lambda: length_of(source, name)
@@ -269,6 +310,7 @@ def samples_of(source: SampleSource) -> Samples:
         shard_run=None if slots is None else lambda: shard_run(source),
         texts=texts,
         are_untimed=are_untimed,
+        sides=np.stack([length_of(source, name) for name in sides], axis=1) if sides else None,
         text=text_step_of(source.constants) if source.constants.has_items else None,
     )
 

@@ -123,6 +123,7 @@ def bucket_plan(
     shards: Array | None = None,
     shard_run: int = 1,
     texts: Array | None = None,
+    shapes: Sequence[str] = (),
 ) -> BucketPlan:
     """Returns the plan in which every sample is in exactly one bucket.
 
@@ -131,7 +132,7 @@ def bucket_plan(
     tokens: integers [num_samples], label tokens, for `batch_tokens`. shards: integers [num_samples], the shard that
     each sample lies in, for `locality`; shard_run: see there. texts: bool [num_samples], the samples without audio,
     where there are some: they have buckets of their own by tokens, behind those by duration, which are left out where
-    no sample has audio.
+    no sample has audio. shapes: names of the buckets by tokens, where these are shapes.
     Raises PlanError for no samples, a negative duration (with its index), a table of other buckets, missing tokens or
     shards, or when `drop` leaves no batch at all.
     """
@@ -156,7 +157,7 @@ def bucket_plan(
     cost = token_cost(settings, sample_rate_hz)
     limits = _limits(tops, counts, tokens=tokens, buckets=buckets, cost=cost)
     edges_s = settings.edges_s if settings.k is None and edges else tuple(edge / sample_rate_hz for edge in edges)
-    ranges = bucket_ranges(edges_s, cells=cells, edges=text_edges)
+    ranges = bucket_ranges(edges_s, cells=cells, edges=text_edges, shapes=shapes)
     sizes = batch_sizes(settings, limits, sample_rate_hz=sample_rate_hz, ranges=ranges)
     plan = BucketPlan(
         members=members,
@@ -172,6 +173,7 @@ def bucket_plan(
         shard_run=max(1, min(shard_run, (settings.locality_shards or 0) // 2)),
         edges=tuple(text_edges),
         cells=cells,
+        shapes=tuple(shapes),
         token_cost=cost,
     )
     if plan.num_batches == 0:

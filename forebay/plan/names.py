@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forebay.config.plan import BucketConfig, PackConfig, PlanConfig
+from forebay.config.plan import DURATION, BucketConfig, PackConfig, PlanConfig
 from forebay.plan.bucket_plan import ORDER_VERSION, read_calibration
 from forebay.store.key import digest
 from forebay.store.layout import PLANS
@@ -34,7 +34,7 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
         # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
         described["edges_s"] = [float(edge) for edge in settings.edges_s] if settings.k is None else None
         described.update(token_s=float(settings.token_s) if settings.has_cells else None)
-        described["by"] = list(settings.by) if settings.has_cells else None
+        described["by"] = None if settings.by == DURATION else list(settings.by)
         described["locality"] = None if settings.locality == "global" else settings.locality
         if settings.calibration is not None:
             described["calibration"] = read_calibration(settings.calibration)

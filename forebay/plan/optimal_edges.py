@@ -17,7 +17,7 @@ CANDIDATES = 64
 """Edges on each axis that cells may have: the optimal ones of that axis alone. Twice as many gain 0.1 point of cost."""
 PIECE = 2**20
 """Samples looked at in one go: numpy's own results are int64."""
-_IMPOSSIBLE = np.iinfo(np.int64).max // 4
+IMPOSSIBLE = np.iinfo(np.int64).max // 4
 
 
 def optimal_edges(lengths: Array, *, k: int) -> list[int]:
@@ -49,7 +49,7 @@ def optimal_cells(
     tops, token_tops = np.array(edges), np.array(token_edges)
     padded = _costs(counts.sum(1), tops) + token_cost * _least_tokens(counts, token_tops, k=k)
     found_edges, cells, first = [], [], 0
-    for last, number in _cheapest(padded, k=k):
+    for last, number in cheapest(padded, k=k):
         own = counts[first : last + 1].sum(0)
         held = np.flatnonzero(own)
         cuts = optimal_cuts(own[held], token_tops[held], k=number)
@@ -67,25 +67,25 @@ def optimal_cuts(counts: Array, tops: Array, *, k: int) -> list[int]:
     batch under a budget is sized by, and what the longest of a batch comes close to. O(k * num_bins^2); of equal
     edges those with the shorter first buckets.
     """
-    return [last for last, _ in _cheapest(_costs(counts, tops)[None], k=k)]
+    return [last for last, _ in cheapest(_costs(counts, tops)[None], k=k)]
 
 
 def _costs(counts: Array, tops: Array) -> Array:
     """Returns the cost of one bucket of the bins from `first` to `last`: int64 [first, last]."""
     below = np.concatenate(([0], np.cumsum(counts)))
     cost: Array = (below[1:] - below[:-1, None]) * tops
-    cost[np.tril_indices(len(counts), -1)] = _IMPOSSIBLE
+    cost[np.tril_indices(len(counts), -1)] = IMPOSSIBLE
     return cost
 
 
-def _cheapest(costs: Array, *, k: int) -> list[tuple[int, int]]:
+def cheapest(costs: Array, *, k: int) -> list[tuple[int, int]]:
     """Returns the last bin and the cells of each range, where all ranges together cost least with at most `k` cells.
 
     costs: int64 [most, num_bins, num_bins]: of a range with 1 to `most` cells, by its first and last bin. Dynamic
     programme over (cells so far, last bin).
     """
     most, num_bins = costs.shape[:2]
-    start = np.full(num_bins + 1, _IMPOSSIBLE)
+    start = np.full(num_bins + 1, IMPOSSIBLE)
     start[0] = 0
     best, chosen = [start], [np.zeros(num_bins, np.int64)]
     for cells in range(1, min(k, most * num_bins) + 1):
@@ -93,7 +93,7 @@ def _cheapest(costs: Array, *, k: int) -> list[tuple[int, int]]:
         before = np.stack([best[cells - own][:-1] for own in range(1, min(cells, most) + 1)])
         total = (before[:, :, None] + costs[: len(before)]).reshape(-1, num_bins)
         chosen.append(total.argmin(axis=0))
-        best.append(np.concatenate(([_IMPOSSIBLE], np.minimum(total.min(axis=0), _IMPOSSIBLE))))
+        best.append(np.concatenate(([IMPOSSIBLE], np.minimum(total.min(axis=0), IMPOSSIBLE))))
     left, end, found = int(np.argmin([reached[-1] for reached in best])), num_bins, []
     while end:
         own, first = divmod(int(chosen[left][end - 1]), num_bins)
@@ -116,6 +116,6 @@ def _least_tokens(counts: Array, tops: Array, *, k: int) -> Array:
         best = costs[:, 0]
         for number in range(len(found)):
             found[number, first, first:] = np.take_along_axis(best, highest[:, None], axis=1)[:, 0]
-            before = np.concatenate((np.full((len(own), 1), _IMPOSSIBLE), best[:, :-1]), axis=1)
+            before = np.concatenate((np.full((len(own), 1), IMPOSSIBLE), best[:, :-1]), axis=1)
             best = np.minimum(best, (before[:, :, None] + costs).min(axis=1))
     return found

@@ -105,7 +105,7 @@ def _bucket(
     low, high = holds.seconds or holds.tokens or (0, 0)
     described = {
         "bucket_id": bucket,
-        "range": f"{float(low)}-{float(high)}s" if holds.seconds else f"{low}-{high} tokens",
+        "range": f"{float(low)}-{float(high)}s" if holds.seconds else holds.shape or f"{low}-{high} tokens",
         "samples": len(own),
         "hours": _hours(held, plan.sample_rate_hz),
         "pct_samples": round(100 * len(own) / len(durations), 4),

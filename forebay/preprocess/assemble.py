@@ -65,7 +65,8 @@ def assemble(
         **({CONFINED: True} if config.source.confined else {}),
         "size_bytes": sum(entry.size_bytes for shards in finished.values() for _, entry in shards),
         "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()}
-        | listing.recipe.made_with,
+        | listing.recipe.made_with
+        | {name: value for of_one in constants.groups.values() for name, value in of_one.get("made_with", {}).items()},
     }
     return Contents(
         fields=groups.fields(),

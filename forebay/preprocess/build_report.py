@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
 from forebay.store.remote.carry.tally import TransferReport
-from forebay.terminal import CommandReport
+from forebay.terminal import CommandReport, human_hours
 from forebay.visible import from_here, human_bytes
 
 COUNTS = ("num_samples", "excluded", "failed", "longer", "unused_fields")
@@ -40,12 +41,46 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelCost:
+    """The cost of a model over the rows that are still to be made; fields are those of the JSON of a dry run.
+
+    ms_a_sample: of the model. prepare_ms_a_sample: of what stands before it. hours: on the processes and devices of
+    this machine. break_even_bytes_s: a storage that reads faster than this gives values sooner than the model does.
+    """
+
+    model: Group
+    samples_tried: int
+    samples: int
+    bytes_a_sample: float
+    total_bytes: int
+    ms_a_sample: float
+    prepare_ms_a_sample: float
+    hours: float
+    break_even_bytes_s: float
+    device: str
+
+    def lines(self) -> Iterator[str]:
+        """Yields what a dry run prints."""
+        yield (
+            f"model.{self.model}: {self.samples_tried} samples tried on {self.device}: "
+            f"{human_bytes(self.bytes_a_sample)} a sample, {human_bytes(self.total_bytes)} for {self.samples}; "
+            f"{self.ms_a_sample:.3g} ms of the model and {self.prepare_ms_a_sample:.3g} ms before it, "
+            f"{human_hours(self.hours)} hours here"
+        )
+        yield (
+            f"model.{self.model}: reading {human_bytes(self.bytes_a_sample)} is faster than the model where storage "
+            f"gives more than {human_bytes(self.break_even_bytes_s)}/s"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildReport(CommandReport):
     """The report of a build; its fields are those of `forebay preprocess --json`.
 
     excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
     cache: the folder of the cache, or its URL. pushed: how it got there, as `forebay cache push --json` says it; None:
     this build did not push it.
+    models: of a dry run, what each model will cost.
     plan: one line on the plan of a sealed cache; plan_folder: where the plan is kept, None where it is not.
     """
 
@@ -63,6 +98,7 @@ class BuildReport(CommandReport):
     sealed: bool = True
     already_sealed: bool = False
     estimated_bytes: int | None = None
+    models: tuple[ModelCost, ...] = ()
     pushed: TransferReport | None = None
     plan: str | None = None
     plan_folder: str | None = None
@@ -88,6 +124,8 @@ class BuildReport(CommandReport):
                 f"would make {cache}: {self.num_samples} samples, about {human_bytes(self.estimated_bytes)}; shards: "
                 f"{self.shards_written} to make, {self.shards_linked} to link, {self.shards_kept} finished"
             )
+            for cost in self.models:
+                yield from cost.lines()
             return
         if not self.sealed:
             made = f"{self.shards_written} shards made, {self.shards_kept} were there"

@@ -11,16 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.assemble import assemble, messages_of, read_rows
 from forebay.preprocess.build_report import COUNTS, BuildReport, Options
 from forebay.preprocess.group import EXCLUDING, Cut
+from forebay.preprocess.model_trial import ModelTrials
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
+from forebay.preprocess.probe_sample import require_promise, require_same_machine
 from forebay.preprocess.runner.parts import PartLog, sole_driver
 from forebay.preprocess.runner.ray import OnNode, stores_of
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
@@ -41,6 +43,7 @@ from forebay.store.source_files import dump_sources
 from forebay.task_map import WorkerDied
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Run:
@@ -83,10 +86,12 @@ class Run:
         """Makes what is missing of this run's shards, and the sealed cache if no shard is missing then."""
         self._check_failures(len(self.failures))
         with self.workspace.occupied(), self._driving(), self._part_log() as log:
+            require_same_machine(str(self.config.path), self.workspace.folder, self.constants.groups)
             self._collect()
             missing = [cut for cut in self._mine() if cut.key not in self.workspace.receipts]
             if self.options.seal_only:
                 self._require_all(missing)
+            self._trials(missing).require_room()
             self._make(missing, log)
             if not self.workspace.has_all(self._named(self.cuts), self.pool.map):
                 return self._unsealed()
@@ -105,16 +110,27 @@ class Run:
                     "of it is kept"
                 )
                 logger.warning(differ, group, standing.place, self.probe[group], stored, group)
+        if not self.options.rebuild:
+            stored_constants = standing.metadata["constants"]
+            require_promise(self.config.path, stored_constants, self.constants.groups, where=f"in {standing.place}")
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """The work that `run` would do, and how large the cache would be."""
         donors = self._donors()
-        named = self._named(self._mine())
-        for (_, key), receipt in zip(named, self.workspace.load(named), strict=True):
-            self.counts["kept" if receipt is not None else "linked" if key in donors else "written"] += 1
-        size = self.groups.estimate_bytes(self.listing)
+        mine = self._mine()
+        named, missing = self._named(mine), []
+        for cut, (_, key), receipt in zip(mine, named, self.workspace.load(named), strict=True):
+            state = "kept" if receipt is not None else "linked" if key in donors else "written"
+            self.counts[state] += 1
+            missing += [cut] if state == "written" else []
+        trials = self._trials(missing)
+        trials.require_room()
+        costs = trials.costs()
+        size = self.groups.estimate_bytes(self.listing, {cost.model: cost.bytes_a_sample for cost in costs})
         target = self._target(standing)
-        report = self._report(target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size)
+        report = self._report(
+            target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size, models=costs
+        )
         return self._to_be(report, target)
 
     def _mine(self) -> list[Cut]:
@@ -158,6 +174,17 @@ class Run:
                 self.counts["linked"] += 1
                 self.given |= {path.parents[1] for path, _ in donors.get(key, [])}
 
+    def _trials(self, missing: Sequence[Cut]) -> ModelTrials:
+        """Returns what tries the models of missing shards; the nodes of a cluster are not tried from here."""
+        return ModelTrials(
+            config=self.config,
+            listing=self.listing,
+            constants=self.constants,
+            missing=missing if self.runner is self.pool else (),
+            devices=self.pool.devices,
+            run=self._made_by,
+        )
+
     def _make(self, missing: Sequence[Cut], log: PartLog) -> None:
         missing = list({cut.key: cut for cut in missing}.values())  # shards of equal content are one file
         rows: dict[Group, int] = dict.fromkeys(self.groups.names, 0)
@@ -189,12 +216,15 @@ class Run:
 
     def _made(self, tasks: Iterator[ShardTask]) -> Iterator[tuple[ShardTask, tuple[Receipt, bool]]]:
         """Yields every task with what it gave; what it reads of a store is downloaded ahead, if it is not here."""
-        files = self.listing.files
         if self.runner is not self.pool:
             return self.runner.run(self._on_node(), tasks)
+        return self._made_by(make_shard, tasks)
+
+    def _made_by(self, function: Callable[[ShardTask], T], tasks: Iterator[ShardTask]) -> Iterator[tuple[ShardTask, T]]:
+        files = self.listing.files
         if not files.is_of_store.any():
-            return self.pool.run(make_shard, tasks)
-        return self.pool.run(Fresh(make_shard), iter(Arriving(tasks, _media_paths, total=len(files))))
+            return self.pool.run(function, tasks)
+        return self.pool.run(Fresh(function), iter(Arriving(tasks, _media_paths, total=len(files))))
 
     @contextlib.contextmanager
     def _driving(self) -> Iterator[None]:
@@ -211,6 +241,8 @@ class Run:
             function=make_shard,
             host=self.host,
             probe=dict(self.probe),
+            constants=self.constants,
+            device="cuda:0" if self.config.run.num_gpus else None,
             driver=socket.gethostname(),
             token=self.token,
             stores=() if self.workspace.stage is not None else stores_of(self.listing.files),

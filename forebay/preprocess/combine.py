@@ -18,6 +18,7 @@ import numpy as np
 
 from forebay.config.remote import is_url, url_or_path
 from forebay.errors import CacheMismatchError, ConfigError
+from forebay.preprocess.probe_sample import beyond_promise
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import SHORT, TEXT, differences, digest, recipe_key, record
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints, ListedItems
@@ -85,7 +86,10 @@ def require_one_recipe(caches: Sequence[Cache]) -> None:
 def _disagreements(first: Cache, other: Cache) -> list[tuple[str, Any, Any]]:
     steps = steps_differences(first.metadata["recipe"], other.metadata["recipe"])
     found = [(row["field"], row["wanted"], row["stored"]) for row in steps]
-    one, two = ({"probe": cache.metadata["probe"], "constants": dict(cache.constants)} for cache in (first, other))
+    one, two = ({"probe": cache.metadata["probe"], "constants": _of_all(cache)} for cache in (first, other))
+    for name, constants in other.constants.groups.items():
+        if (what := beyond_promise(first.constants.of(name), constants)) is not None:
+            found.append((f"model.{name} on its machine", "what it is", what))
     found += [(row["field"], row["wanted"], row["stored"]) for row in differences(one, two)]
     codecs = (first.metadata.get("codec"), other.metadata.get("codec"))
     found += [("vision.codec", *codecs)] if codecs[0] != codecs[1] else []
@@ -95,6 +99,11 @@ def _disagreements(first: Cache, other: Cache) -> list[tuple[str, Any, Any]]:
         one, two = first.metadata[name], other.metadata[name]
         found += [(name, one, two)] if one != two else []
     return found
+
+
+def _of_all(cache: Cache) -> dict[str, Any]:
+    """Returns the constants but those of the machine: within the promise of a model these may differ."""
+    return {n: value for n, value in cache.constants.items() if n.rpartition(".")[2] not in ("sample", "made_with")}
 
 
 def _short(value: Any) -> str:

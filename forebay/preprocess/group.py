@@ -287,10 +287,10 @@ def item_names(items: pa.Table, files: Sequence[SourceFile]) -> list[str]:
 
 def without(manifest: Manifest, group: Group, refused: Mapping[int, SampleError]) -> Manifest:
     """Returns a manifest without the rows that list a refused item. refused: by place in the items of the group."""
-    if not refused:
-        return manifest
     offsets, flat = flattened(manifest.rows[LISTS[group]])
     is_bad = np.isin(flat, list(refused))
+    if not is_bad.any():  # none, or another group has left them out
+        return manifest
     rows = np.repeat(np.arange(len(manifest.rows)), np.diff(offsets))
     bad, first = np.unique(rows[is_bad], return_index=True)
     culprits = flat[is_bad][first].tolist()
@@ -342,7 +342,7 @@ def values_digest(samples: Iterable[Mapping[str, Any]]) -> str:
 
 NO_TEXT = "no_text"
 """Why a row without a text is left out, where its kind of source needs one."""
-EXCLUDING = frozenset({"empty_text", "label_too_long", "no_phones", NO_TEXT, "too_long", "too_short"})
+EXCLUDING = frozenset({"below_step", "empty_text", "label_too_long", "no_phones", NO_TEXT, "too_long", "too_short"})
 """Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
 
 

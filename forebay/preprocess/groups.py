@@ -238,9 +238,15 @@ class Groups:
         listed = [found for found in self.items if found.lists is not None and found.tells]
         return self.text.probe({found.name: [found.probe_told(place) for place in range(2)] for found in listed})
 
-    def estimate_bytes(self, listing: Listing) -> int:
-        """Returns the expected size of the cache in bytes, from what the listing knows."""
-        of_items = sum(group.estimate_bytes(listing.items[group.name].table) for group in self.items)
+    def estimate_bytes(self, listing: Listing, tried: Mapping[Group, float] | None = None) -> int:
+        """Returns the expected size of the cache in bytes, from what the listing knows.
+
+        tried: bytes an item, of groups that some items were made of.
+        """
+        of_items = 0
+        for group in self.items:
+            table, size = listing.items[group.name].table, (tried or {}).get(group.name)
+            of_items += group.estimate_bytes(table) if size is None else round(size * len(table))
         return of_items + self.text.estimate_bytes(listing.rows) + _OVERHEAD_BYTES * len(listing.rows)
 
 

@@ -7,6 +7,7 @@ a shard that is made again has the same bytes on the same kind of machine.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +23,13 @@ from forebay.config.tree import AudioConfig, Config, VisionConfig
 from forebay.errors import ConfigError
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.clip_group import audio_items_of
+from forebay.preprocess.cropped_images import CroppedForm, CroppedImages
+from forebay.preprocess.device_process import Model, model_at_hand
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
 from forebay.preprocess.image_form import ArrayForm, DecodedForm
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.pair_inputs import PairInputs
+from forebay.preprocess.probe_sample import in_words, promise_of, sample_of
 from forebay.preprocess.text_inputs import TextInputs
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
@@ -38,13 +42,13 @@ from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.model.model_step import ModelStep
-from forebay.steps.model.open_model import OpenModel, opened_model, too_large
-from forebay.steps.model.own_model import OwnModel, opened_own
+from forebay.steps.model.open_model import at_samples, too_large
+from forebay.steps.model.own_model import OwnModel
 from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
-from forebay.store.image.stored_items import StoredFields
+from forebay.store.image.stored_items import StoredFields, shape_name
 from forebay.store.key import digest
-from forebay.store.layout import Array, Constants, FieldSpec, Group
+from forebay.store.layout import SIDES, Array, Constants, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
@@ -52,7 +56,6 @@ _WINDOW = 16
 """Batches whose samples are sorted by length together: more would hold more prepared samples in memory."""
 Prepares = ItemGroup | TextInputs | PairInputs
 """What prepares items for a model."""
-Model = OpenModel | OwnModel
 Declared = tuple[BatchForm, tuple[FieldSpec, ...]]
 """How outputs lie on disk and in a batch, and those that are columns of the row table."""
 
@@ -92,7 +95,17 @@ class ModelItems:
 
     @property
     def length_names(self) -> tuple[str, ...]:
-        return (f"num_{self.name}",)
+        return tuple(f"{self.name}{side}" for side in SIDES) if self._has_shapes else (f"num_{self.name}",)
+
+    @property
+    def cropped(self) -> CroppedForm | None:
+        """How images are cropped for an autoencoder; None of other models."""
+        return self.base.form if isinstance(self.base, CroppedImages) else None
+
+    @property
+    def _has_shapes(self) -> bool:
+        """Whether a sample has one latent, of one of several shapes."""
+        return self.step.target is not None and self.step.target.shapes is not None
 
     @property
     def decoded_name(self) -> str:
@@ -111,7 +124,7 @@ class ModelItems:
         return self.base.items(manifest)
 
     def checked(self, manifest: Manifest) -> Manifest:
-        return manifest
+        return manifest if self.cropped is None else self.cropped.of_manifest(manifest)
 
     def under(self, codec: Codec) -> Self:  # noqa: ARG002  there is one way
         return self
@@ -131,7 +144,12 @@ class ModelItems:
 
     def lengths(self, shard: Shard) -> Array:
         form, columns = self._declared
-        return shard.lengths(form.main.on_disk if form.stored else columns[0].name)[None]
+        if not self._has_shapes:
+            return shard.lengths(form.main.on_disk if form.stored else columns[0].name)[None]
+        values, offsets = shard.column(shape_name(form.main.on_disk))
+        present, sides = np.diff(offsets) > 0, np.zeros((2, shard.entry.rows), np.int64)
+        sides[:, present] = values.reshape(-1, 3)[:, 1:].T
+        return sides
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
         return self.base.content(items, hashes)
@@ -146,23 +164,27 @@ class ModelItems:
         return ({self._hash: found, **values} for found, values in zip(rows["hash"].to_pylist(), made, strict=True))
 
     def _samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
-        model, size = _opened(self.step), 0
-        window: list[Values] = []
-        for values in self._prepared(model, self.base.samples(rows, read)):
+        model, size = model_at_hand(self.step), 0
+        window: list[tuple[int, Values]] = []
+        names = rows["sample_id"].to_pylist()
+        for values in enumerate(self.prepared(model, self.base.samples(rows, read))):
             window.append(values)
-            size += "failure" not in values
+            size += "failure" not in values[1]
             if size == _WINDOW * model.batch_size:
-                yield from self._made(model, window)
+                yield from self._made(model, window, names)
                 window, size = [], 0
-        yield from self._made(model, window)
+        yield from self._made(model, window, names)
 
-    def _prepared(self, model: Model, items: Iterator[Values]) -> Iterator[Values]:
+    def prepared(self, model: Model, items: Iterator[Values]) -> Iterator[Values]:
+        """Yields what a model is given of the items that the base made: a class of the user prepares them itself."""
         return map(model.prepared, items) if isinstance(model, OwnModel) else items
 
-    def _made(self, model: Model, window: Sequence[Values]) -> Iterator[Values]:
-        """Yields the outputs for prepared items, in their order; a failure is handed on."""
+    def _made(self, model: Model, rows: Sequence[tuple[int, Values]], names: Sequence[str]) -> Iterator[Values]:
+        """Yields the outputs for prepared items, in their order; a failure is handed on. names: of all rows."""
+        window = [values for _, values in rows]
         good = [place for place, values in enumerate(window) if "failure" not in values]
-        made = dict(zip(good, self._outputs(model, [window[place] for place in good]), strict=True))
+        named = [(rows[place][0], names[rows[place][0]]) for place in good]
+        made = dict(zip(good, self._outputs(model, [window[place] for place in good], named), strict=True))
         form, columns = self._declared
         forms = {each.name: each for each in form.stored}
         for place, values in enumerate(window):
@@ -174,30 +196,36 @@ class ModelItems:
                 found = {spec.name: made[place][spec.name].astype(spec.dtype) for spec in columns}
                 yield found | {k: v for name in forms for k, v in forms[name].stored(made[place][name]).items()}
 
-    def _outputs(self, model: Model, prepared: Sequence[Values]) -> list[dict[str, Array]]:
+    def _outputs(
+        self, model: Model, prepared: Sequence[Values], named: Sequence[tuple[int, str]] = (), batch_size: int = 0
+    ) -> list[dict[str, Array]]:
         """Returns the outputs for prepared items, which are given to the model by length, a batch at a time.
 
-        A class of the user is given them in their order.
+        A class of the user is given them in their order. named: row and name of each, for messages. batch_size: of a
+        batch; 0: that of the model.
         """
+        size = batch_size or model.batch_size
         if isinstance(model, OwnModel):
-            size = model.batch_size
-            parts = (prepared[start : start + size] for start in range(0, len(prepared), size))
-            return [one for part in parts for one in model.made(part)]
+            parts = (slice(start, start + size) for start in range(0, len(prepared), size))
+            return [one for part in parts for one in self._of_class(model, prepared[part], named[part])]
         if not prepared:
             return []
         form = prepared_form(cast(Hashable, self.base))
         columns = form.columns([self._sample(values) for values in prepared])
         rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
-        order = np.argsort(rows, kind="stable").tolist()
+        shapes = [[array.shape for array in arrays] for arrays in columns[form.main.name]]
         found: dict[int, dict[str, Array]] = {}
-        for start in range(0, len(order), model.batch_size):
-            places = order[start : start + model.batch_size]
+        for places in _batches(shapes, size, are_alike=form.main.pad is None):
             part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
             batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
-            with span(FEATURES):
+            with span(FEATURES), at_samples(self.step, [named[place] for place in places] if named else ()):
                 outputs = model.made(batch, _own_rows(form, batch, [rows[place] for place in places]))
             found |= zip(places, outputs, strict=True)
         return [found[place] for place in range(len(prepared))]
+
+    def _of_class(self, model: OwnModel, prepared: Sequence[Values], named: Any) -> list[dict[str, Array]]:
+        with span(FEATURES), at_samples(self.step, named):
+            return model.made(prepared)
 
     def _sample(self, values: Values) -> Mapping[str, Any]:
         return values if self.base.lists is None else self.base.joined({}, [values])
@@ -209,7 +237,9 @@ class ModelItems:
         return None
 
     def listed_lengths(self, items: pa.Table, files: Sequence[SourceFile]) -> dict[str, Array]:  # noqa: ARG002
-        return {}
+        if self.cropped is None or not self._has_shapes:
+            return {}
+        return dict(zip(self.length_names, self.cropped.sides(items, self.step.factor()), strict=True))
 
     def check(self, values: Mapping[str, Any], row: pa.Table) -> None:
         """Takes all that could be made: the base group of a config says what is left out."""
@@ -224,14 +254,15 @@ class ModelItems:
 
     def constants(self) -> dict[str, Any]:
         """Returns the form, and what a probe finds: how far an output for an item alone is from that in a batch."""
-        (form, columns), promise = _probed(self)
+        (form, columns), found = _probed(self)
         return {
             "features": MODEL,
             "takes": self.step.takes,
             "is_listed": self.lists is not None,
             "form": form.to_json(),
             **({"columns": {spec.name: spec.dtype for spec in columns}} if columns else {}),
-            "model": promise,
+            **self.step.facts(),
+            **found,
         }
 
     def probe(self) -> str:
@@ -241,6 +272,9 @@ class ModelItems:
 
     def estimate_bytes(self, items: pa.Table) -> int:
         form = self.form
+        if self.cropped is not None:
+            places = int(np.prod(self.cropped.sides(items, self.step.factor()), axis=0).sum())
+            return places * sum((f.shape[0] or 1) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
         size = sum(int(np.prod([n or 1 for n in f.shape])) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
         return size * len(items) * (_STEPS_GUESSED if form.stored and form.main.grows else 1)
 
@@ -251,19 +285,24 @@ class ModelItems:
         return ()
 
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
-        return {}
+        return {} if self.cropped is None else {f"{self.name}_targets": self.cropped.summary(items.table)}
 
     def probed(self) -> Iterator[Values]:
-        model = _opened(self.step)
-        yield from self._made(model, [*self._prepared(model, self.base.probed())])
-
-
-def _opened(step: ModelStep) -> Model:
-    return opened_own(step) if step.is_code else opened_model(step)
+        model = model_at_hand(self.step)
+        prepared = [*self.prepared(model, self.base.probed())]
+        yield from self._made(model, [*enumerate(prepared)], ["a built-in input"] * len(prepared))
 
 
 _STEPS_GUESSED = 100
 """Of an output that grows, where nothing says how long it is."""
+
+
+def _batches(shapes: Sequence[list[tuple[int, ...]]], size: int, *, are_alike: bool) -> Iterator[list[int]]:
+    """Yields the places of items by length, a batch at a time. are_alike: a batch is of one shape."""
+    order = sorted(range(len(shapes)), key=shapes.__getitem__)
+    for _, found in itertools.groupby(order, key=shapes.__getitem__ if are_alike else lambda _: None):
+        places = list(found)
+        yield from (places[start : start + size] for start in range(0, len(places), size))
 
 
 def _own_rows(form: BatchForm, batch: Batch, rows: list[int]) -> list[int]:
@@ -293,6 +332,8 @@ def _base_of(config: Config, step: ModelStep) -> Prepares:
         found = AudioGroup.of(config)
         assert found is not None
         return audio_items_of(config, found)
+    if step.family().factor is not None and step.target is not None:
+        return CroppedImages.given(config, step.target, step.label)
     vision = VisionConfig(processor=step.folder, images="processor")
     config = replace(config, audio=None, vision=vision, text=None, model=())
     images = ImageGroup.of(config)
@@ -344,6 +385,8 @@ def prepared_form(base: Any) -> BatchForm:
     if isinstance(base, PairInputs):
         parts = [prepared_form(part) for part in (base.images, base.texts)]
         return replace(parts[0], fields=tuple(field for part in parts for field in part.fields))
+    if isinstance(base, CroppedImages):
+        return base.form.form
     if isinstance(base, ImageItems):
         assert isinstance(base.form, ArrayForm)
         return base.form.form
@@ -354,10 +397,13 @@ def prepared_form(base: Any) -> BatchForm:
 
 
 @functools.lru_cache(maxsize=4)
-def _probed(group: ModelItems) -> tuple[Declared, str]:
-    """Returns the form of a model's outputs, and how an item alone, again and in a batch differ, in words."""
-    model = _opened(group.step)
-    probed = [*group._prepared(model, group.base.probed())]
+def _probed(group: ModelItems) -> tuple[Declared, dict[str, Any]]:
+    """Returns the form of a model's outputs, and how an item alone, again and in a batch differ.
+
+    That in words, in numbers, some of the values themselves, and the machine that gave them.
+    """
+    model = model_at_hand(group.step)
+    probed = [*group.prepared(model, group.base.probed())]
     prepared = [values for values in probed if "failure" not in values]
     if not prepared:
         raise ConfigError(f"model.{group.name}: no built-in {group.unit} can be prepared: {probed[0]['message']}")
@@ -365,19 +411,10 @@ def _probed(group: ModelItems) -> tuple[Declared, str]:
     together = group._outputs(model, prepared)
     fields, numbers = model.declared(alone[0])
     form = BatchForm(made_by=model.made_by, fields=fields, promise=Promise(kind="exact"))
-    return (form, _columns(numbers)), f"{_promise(alone, again, together)} in batches of {model.batch_size}"
-
-
-def _promise(*runs: Sequence[Mapping[str, Array]]) -> str:
-    """Returns `equal`, or `flips n of m` and `within X`: the first run against the others."""
-    flips = codes = 0
-    largest = 0.0
-    for run in runs[1:]:
-        for one, other in zip(runs[0], run, strict=True):
-            for name, values in one.items():
-                if values.dtype.kind == "f":
-                    largest = max(largest, float(np.max(np.abs(values - other[name]), initial=0.0)))
-                else:
-                    flips, codes = flips + int((values != other[name]).sum()), codes + values.size
-    found = [f"flips {flips} of {codes}"] if flips else []
-    return ", ".join([*found, *([f"within {largest:.1g}"] if largest else [])]) or "equal"
+    promise = promise_of(alone, again, together)
+    return (form, _columns(numbers)), {
+        "model": f"{in_words(promise)} in batches of {model.batch_size}",
+        "promise": promise,
+        "sample": sample_of(alone),
+        "made_with": model.machine,
+    }

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from forebay.errors import BuildError, CacheCorruptError, ConfigError, PlanError
 from forebay.plan.make import plan_of
 from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.build_run import Run
+from forebay.preprocess.device_process import devices_of, serve_device
 from forebay.preprocess.fetch_models import fetch_models
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import resolve
@@ -224,7 +225,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
         require_writable(config.cache_root, setting=setting)
     with (
         _pool(config, options, recipe) as pool,
-        _runner(options, pool) as runner,
+        _runner(config, options, pool) as runner,
     ):
         run = Run(config, options, _prepared(config, options, recipe, pool, memo), pool, memo, runner=runner)
         if standing is not None:
@@ -269,16 +270,21 @@ def _of_another(config: Config, recipe: Recipe, options: Options, memo: Memo, *,
     return found
 
 
-def _pool(config: Config, options: Options, recipe: Recipe) -> Pool:
-    """Returns the workers of a build, which have what the recipe's steps import from their start."""
+@contextlib.contextmanager
+def _pool(config: Config, options: Options, recipe: Recipe) -> Iterator[Pool]:
+    """Yields the workers of a build, which have what the recipe's steps import from their start, and its devices."""
     modules = (__name__, *recipe.libraries)
-    return Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress, modules=modules)
+    with Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress, modules=modules) as pool:
+        if config.model and (devices := devices_of(config.run.devices, pool.map)):
+            pool.serve(serve_device, devices)
+        yield pool
 
 
-def _runner(options: Options, pool: Pool) -> AbstractContextManager[Runner]:
+def _runner(config: Config, options: Options, pool: Pool) -> AbstractContextManager[Runner]:
     """Returns who makes the shards. A cluster that does not answer shows before anything is listed."""
+    gpus = {model.name: config.run.num_gpus for model in config.model}
     is_local = options.runner == "local" or options.dry_run
-    return contextlib.nullcontext(pool) if is_local else Ray(options.address)
+    return contextlib.nullcontext(pool) if is_local else Ray(options.address, gpus=gpus)
 
 
 def _standing(config: Config, lookup: Lookup) -> Sealed | None:
@@ -340,7 +346,7 @@ def _prepared(config: Config, options: Options, recipe: Recipe, pool: Pool, memo
     else:
         found, is_new = _cut(config, resolve(config, memo, pool.map, recipe=recipe), pool), True
     if not is_new:
-        require_numerics(config, found, _measured(found.listing.groups, pool)[0])
+        require_numerics(config, found, *_measured(found.listing.groups, pool))
     require_key(config, found.listing.key, options.key)
     return found
 

@@ -127,19 +127,44 @@ class Pool:
         """shows: whether `map` says how far it is. modules: what tasks import, so that it is imported once for all."""
         self._num_workers, self._shows, self._modules = num_workers, shows, modules
         self._workers: list[_Worker] = []
+        self._servers: list[_Worker] = []
+        self._sockets: tempfile.TemporaryDirectory[str] | None = None
+        self._serve: Any = None
         self._forks: _Forks | None = None
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
+        for worker in (*self._workers, *self._servers):
             worker.connection.close()
             with contextlib.suppress(OSError):
                 worker.process.kill()
             worker.process.wait()
             worker.marks.close()
         self._workers.clear()
+        self._servers.clear()
+        if self._sockets is not None:
+            self._sockets.cleanup()
+
+    def serve(self, function: Callable[[tuple[str, str]], object], names: Sequence[str]) -> None:
+        """Starts a process for each name, which runs `function((name, path of a socket))` until the pool ends.
+
+        Each serves its share of the workers, who are told its socket with every task. One that dies is started again.
+        """
+        self._serve, self._sockets = function, tempfile.TemporaryDirectory(prefix="forebay-")
+        self._servers += [self._serving((name, f"{self._sockets.name}/{n}")) for n, name in enumerate(names)]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices that have a process."""
+        return tuple(server.task[0] for server in self._servers)
+
+    def _serving(self, place: tuple[str, str]) -> _Worker:
+        server = self._start()
+        server.task = place
+        server.connection.send((self._serve, place, False, None))
+        return server
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Returns `function(item)` of every item, in their order. Raises WorkerDied, see `run`.
@@ -174,7 +199,8 @@ class Pool:
                 self._workers.append(self._start())
             self._give(self._workers[place], function, iter([first]))
         while busy := [worker for worker in self._workers if worker.task is not None]:
-            ready = set(wait([worker.connection for worker in busy]))
+            ready = set(wait([worker.connection for worker in (*busy, *self._servers)]))
+            self._servers = [self._served_on(each) if each.connection in ready else each for each in self._servers]
             for worker in [w for w in busy if w.connection in ready]:
                 done: tuple[T, R] | None = self._receive(worker, function, waiting)
                 if done is not None:
@@ -202,6 +228,15 @@ class Pool:
         self._give(worker, function, waiting)
         return task, value
 
+    def _served_on(self, server: _Worker) -> _Worker:
+        """Returns the process that serves in the place of one that has died. Raises what ended it."""
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            raise server.connection.recv()[1]
+        server.process.wait()
+        server.connection.close()
+        server.marks.close()
+        return self._serving(server.task)
+
     def _replace(self, worker: _Worker, function: Callable[[T], R]) -> None:
         status = worker.process.wait()
         if worker.attempts >= 1:
@@ -217,7 +252,12 @@ class Pool:
         if worker.task is not None:
             worker.marks[:8] = bytes(8)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen again, and handled, at recv
-                worker.connection.send((function, worker.task, worker.attempts > 0))
+                worker.connection.send((function, worker.task, worker.attempts > 0, self._device_of(worker)))
+
+    def _device_of(self, worker: _Worker) -> str | None:
+        """Returns the socket of the process that runs models for a worker."""
+        servers = self._servers
+        return servers[self._workers.index(worker) % len(servers)].task[1] if servers else None
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()

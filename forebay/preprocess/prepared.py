@@ -35,6 +35,7 @@ from forebay.preprocess.listing_folder import (
     submission_file,
     table_of,
 )
+from forebay.preprocess.probe_sample import require_promise
 from forebay.steps.recipe import Recipe
 from forebay.store.key import SHORT
 from forebay.store.layout import Constants, Group
@@ -181,7 +182,7 @@ def require_key(config: Config, key: str, wanted: str | None) -> None:
         )
 
 
-def require_numerics(config: Config, made: Prepared, here: Mapping[Group, str]) -> None:
+def require_numerics(config: Config, made: Prepared, here: Mapping[Group, str], constants: Constants) -> None:
     """Raises BuildError where the steps give other values on this machine than on the one that prepared the build."""
     for group, value in here.items():
         if value != made.probe[group]:
@@ -191,6 +192,7 @@ def require_numerics(config: Config, made: Prepared, here: Mapping[Group, str]) 
                 "libraries; run all parts on machines of one kind, with the same packages; what was finished is kept",
                 code="FB305",
             )
+    require_promise(config.path, made.constants.groups, constants.groups, where=f"on {made.host}")
 
 
 def save(folder: Path, made: Prepared) -> None:

@@ -122,6 +122,13 @@ def _rows(task: ShardTask) -> Made:
 
 
 def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:
+    with reading(task) as read:
+        yield from task.groups.samples(task.group, task.rows, task.files, read)
+
+
+@contextlib.contextmanager
+def reading(task: ShardTask) -> Iterator[Callable[[ItemGroup], Read]]:
+    """Yields what opens the reader of a group's items; readers are closed at the end of the block."""
     with contextlib.ExitStack() as stack:
 
         def read(group: ItemGroup) -> Read:
@@ -129,7 +136,7 @@ def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:
             reader = MediaReader(task.files, max_open=task.max_open_tars, max_bytes=limit, column=column)
             return stack.enter_context(reader)
 
-        yield from task.groups.samples(task.group, task.rows, task.files, read)
+        yield read
 
 
 class BuildProgress:

@@ -2,8 +2,8 @@
 
 `python -m forebay.preprocess.worker` imports what the workers will need, once, and forks one for every order that
 comes. It runs no task, so it has one thread, and a fork inherits no lock; where a library started a thread when it was
-imported, the worker begins as a new program instead. A worker receives `(function, task, is it tried again)` and sends
-`(failed, result)`. It ends when the process that it is a fork of does, and that one ends with its parent.
+imported, the worker begins as a new program instead. A worker receives `(function, task, is it tried again, device)`
+and sends `(failed, result)`. It ends when the process that it is a fork of does, and that one ends with its parent.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ def _begin_anew(connection_fd: int, marks_fd: int, parent: int) -> NoReturn:
 def _serve(connection: Connection) -> None:
     while True:
         try:
-            function, task, is_tried_again = connection.recv()
+            function, task, is_tried_again, device = connection.recv()
         except (EOFError, ConnectionResetError):
             return
-        begin(is_tried_again=is_tried_again)
+        begin(is_tried_again=is_tried_again, on=device)
         try:
             reply = (False, function(task))
         except Exception as err:  # noqa: BLE001  it is raised in the parent

@@ -202,7 +202,9 @@ def _places(field: FieldForm, arrays: Sequence[Sequence[Array]], *, are_rows: bo
             f"{field.name} is {list(shapes[0])} and {list(shapes[-1])}, and is not padded: only arrays of one "
             "shape stand in a batch together; take batches of one sample, or samples of one size"
         )
-    if flat and field.is_of_lines:
+    if field.holds_moments:
+        arrays = [[array[: len(array) // 2] for array in of_one] for of_one in arrays]
+    if flat and field.is_of_lines and not field.holds_moments:
         return _Lines(field, flat if are_rows else list(map(field.rows, flat)))
     return _Places.of(field, arrays)
 

@@ -81,6 +81,9 @@ class FieldForm:
     are padded to it before, else after it."""
     hop: int = 1
     """Audio samples that a row stands for, by which crops are cut."""
+    holds_moments: bool = False
+    """Whether the first half of axis 0 are means, and the second as many log-variances, of a normal distribution. A
+    batch has the first half: the means, or what `[loader] latent` has drawn in their place."""
     on_disk: str = field(init=False, repr=False, compare=False)
     """The name of the field in the cache."""
     is_of_lines: bool = field(init=False, repr=False, compare=False)
@@ -228,6 +231,10 @@ class FieldForm:
         is_cut = "float" not in values["dtype"] and "float" in values["stored_dtype"]
         is_wrong = (is_cast and not {"table", "scale"} & set(values)) or is_cut
         require(not is_wrong, f"{values['dtype']} of {values['name']} stored so that its values are kept", document)
+        if values.get("holds_moments"):
+            axis, grows = (*values["shape"], None)[0], values["shape"].count(None)
+            is_halved = axis is not None and not axis % 2 and grows != 1 and {"table", "finish"}.isdisjoint(values)
+            require(is_halved, f"two halves of {values['name']}, means and log-variances", document)
         return cls(**values)
 
     def marked_axes(self, marked: FieldForm) -> tuple[int, ...]:
@@ -494,5 +501,6 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "scale": number,
     "table": lambda value, _: Table.from_json(value),
     "finish": lambda value, what: one_of(value, tuple(FINISHES), what),
+    "holds_moments": lambda value, what: bool(integer(int(value is True), what, least=1)),
 }
 """How what `FieldForm.to_json` wrote of a field is read."""

@@ -70,6 +70,8 @@ def variant_name(field: str, variant: str) -> str:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+SIDES = ("_height", "_width")
+"""Behind the name of a group: the lengths of its samples that say their shape, where a batch is of one shape."""
 ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
 ROW_MASK = (1 << ROW_BITS) - 1

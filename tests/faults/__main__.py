@@ -57,6 +57,7 @@ _ORDER = (
     "disk_errors",
     "signals",
     "workers",
+    "devices",
     "ray_nodes",
     "two_builders",
     "texts",

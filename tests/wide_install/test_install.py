@@ -38,6 +38,7 @@ USED = {
     "gpu": "import pynvml",
     "report": "from forebay.inspect.picture import new_figure; new_figure(2.0, 2.0)",
     "hf": "import datasets",
+    "diffusers": "import diffusers",
     "remote": "from forebay.store.remote.bucket.bucket import _obstore; _obstore()",
     "ray": "from forebay.preprocess.runner.ray import imported; imported()",
     "zarr": "from forebay.store.cold.arrays import zarr; zarr()",

@@ -29,14 +29,15 @@ from forebay.config.remote import RemoteConfig, parse_url
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.extras import install_line
 from forebay.preprocess.groups import Groups
+from forebay.preprocess.probe_sample import require_promise
 from forebay.preprocess.runner.parts import token_in
 from forebay.preprocess.shard_task import ShardTask
-from forebay.store.layout import TEXT, Group
+from forebay.store.layout import TEXT, Constants, Group
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import place_of
 from forebay.store.source_files import SourceFile
-from forebay.task_map import WorkerDied
+from forebay.task_map import WorkerDied, begin, is_second_try
 from forebay.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -158,13 +159,13 @@ def connect(ray: Any, address: str) -> None:
 class Ray:
     """A Ray cluster as a `Runner`. The connection is there within the `with` block."""
 
-    def __init__(self, address: str | None = None) -> None:
-        """address: HOST:PORT of the head node.
+    def __init__(self, address: str | None = None, *, gpus: Mapping[Group, float] | None = None) -> None:
+        """address: HOST:PORT of the head node. gpus: how many a task takes, by its group.
 
         None: what RAY_ADDRESS names, the cluster that `ray start` began on this machine, else one of this machine alone
         that ends with the block. A process that is connected already stays with its cluster.
         """
-        self._address = address
+        self._address, self._gpus = address, gpus or {}
         self._ray: Any = None
         self._is_ours = False
         self._head: tuple[str, int] | None = None
@@ -199,7 +200,9 @@ class Ray:
             with _interrupts(seen):
                 while not seen:
                     for task in itertools.islice(left, max(0, self._room() - len(running))):
-                        running[call.remote(__version__, pickle.dumps((function, task)))] = task
+                        gpus = self._gpus.get(getattr(task, "group", ""), 0)
+                        sent = call.options(num_gpus=gpus).remote(__version__, pickle.dumps((function, task)))
+                        running[sent] = task
                     if not running:
                         return
                     # With a limit: a task may wait for nodes that are still coming, and there is room when these are.
@@ -316,6 +319,7 @@ class OnNode:
     """Calls `function` on a node that sees the folder of the build and the raw data, and computes what the driver does.
 
     host, probe: of the machine whose values the keys of the shards name. driver: the machine of this build's driver.
+    constants: of that machine. device: what models run on, None: the CPU.
     token: what the driver wrote into the folder of the build. stores: see `stores_of`. config: the config file, for
     messages.
     """
@@ -323,6 +327,8 @@ class OnNode:
     function: Callable[[ShardTask], object]
     host: str
     probe: Mapping[Group, str]
+    constants: Constants
+    device: str | None
     driver: str
     token: str
     stores: Stores
@@ -330,6 +336,7 @@ class OnNode:
 
     def __call__(self, task: ShardTask) -> object:
         """Returns `function(task)`. Raises BuildError where this node is not fit for it."""
+        begin(is_tried_again=is_second_try(), on=self.device)
         _open_stores(self.stores, self.token)
         if task.stage is None:  # else nothing is shared by that folder
             self._require_folder(task.folder)
@@ -371,6 +378,9 @@ class OnNode:
                 f"preprocess {self.config} --runner ray",
                 code="FB305",
             )
+        if "sample" in (stored := self.constants.of(task.group)):
+            found = {task.group: _constants(task.groups, task.group)}
+            require_promise(self.config, {task.group: stored}, found, where=f"on {self.host}")
 
 
 def stores_of(files: Sequence[SourceFile]) -> Stores:
@@ -394,6 +404,11 @@ def _open_stores(stores: Stores, build: str) -> None:  # noqa: ARG001  once for 
 @functools.cache
 def _probe(groups: Groups, group: Group) -> str:
     return groups.probe(group)
+
+
+@functools.cache
+def _constants(groups: Groups, group: Group) -> Mapping[str, Any]:
+    return groups.constants_of(group)
 
 
 def _appears(is_so: Callable[[], bool]) -> bool:

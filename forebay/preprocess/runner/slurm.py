@@ -283,11 +283,16 @@ class _Texts:
     num_parts: int
     recipe: Recipe
 
+    @property
+    def _gres(self) -> tuple[str, ...]:
+        """The option of the jobs that run models."""
+        return (f"--gres={self.config.run.gres}",) if self.config.run.gres else ()
+
     def prepare(self) -> Job:
         """The job that lists and hashes; it leaves the key where the others find it."""
         command = self._forebay(f"--prepare --array {self.num_parts} --json")
         script = self._script("set -o pipefail", f"{command} | tee {quoted(self._key_file)}")
-        return Job(name="prepare", options=self._options("prepare", "%j"), after=(), script=script)
+        return Job(name="prepare", options=(*self._options("prepare", "%j"), *self._gres), after=(), script=script)
 
     def parts(self, wanted: Sequence[int], key: str | None) -> Job:
         """The array, of which each task makes its part."""
@@ -295,7 +300,7 @@ class _Texts:
         array = f"--array={compressed(wanted)}{limit}"
         command = self._forebay(f'--shards "$SLURM_ARRAY_TASK_ID::{self.num_parts}" --key "$key"')
         # A part must not wait for ever for what will never be prepared.
-        options = (*self._options("part", "%A_%a"), array, "--kill-on-invalid-dep=yes")
+        options = (*self._options("part", "%A_%a"), array, "--kill-on-invalid-dep=yes", *self._gres)
         after = () if key else (("afterok", "prepare"),)
         return Job(name="parts", options=options, after=after, script=self._script(*self._key(key), f"exec {command}"))
 

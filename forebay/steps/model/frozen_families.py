@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from forebay.store.layout import Group
 
@@ -24,6 +24,8 @@ class FrozenFamily:
     part: the attribute that is the model proper. output: what is stored. steps: None where outputs are of one length.
     layered: the call takes `output_hidden_states`. args: what `[[model]] args` may set of the call. is_causal: whether
     it is a language model, which has logits of a text's own tokens.
+    library: that has the loader. factor: of an autoencoder, by its config.json: pixels of a side to one of a latent.
+    facts: values of config.json that the cache's constants hold.
     """
 
     takes: Group
@@ -36,6 +38,9 @@ class FrozenFamily:
     layered: bool = True
     args: frozenset[str] = frozenset()
     is_causal: bool = False
+    library: Literal["transformers", "diffusers"] = "transformers"
+    factor: Callable[[Mapping[str, Any]], int] | None = None
+    facts: tuple[str, ...] = ()
 
 
 def by_hop(model: Any, rows: int) -> int:
@@ -50,6 +55,11 @@ def by_convolutions(model: Any, rows: int) -> int:
     import torch  # not at import: keys are made without it
 
     return int(model._get_feat_extract_output_lengths(torch.tensor(rows)))
+
+
+def by_blocks(document: Mapping[str, Any]) -> int:
+    """Returns the pixels of a side to one of a latent of `AutoencoderKL`: each block but the last halves both."""
+    return int(2 ** (len(document.get("block_out_channels", (64,))) - 1))
 
 
 def as_many(model: Any, rows: int) -> int:  # noqa: ARG001
@@ -89,6 +99,19 @@ FAMILIES: Mapping[str, tuple[FrozenFamily, ...]] = {
     **dict.fromkeys(("clip_text_model", "bert", "roberta", "xlm-roberta"), (_TEXTS,)),
     **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text", "gpt2", "gpt_neox"), (_CAUSAL,)),
     **dict.fromkeys(("clip_vision_model", "siglip_vision_model", "dinov2", "vit"), (_IMAGES,)),
+    "AutoencoderKL": (
+        FrozenFamily(
+            takes="image",
+            library="diffusers",
+            loader="AutoencoderKL",
+            call="encode",
+            output="latent_dist.parameters",
+            batch=4,
+            layered=False,
+            factor=by_blocks,
+            facts=("scaling_factor", "shift_factor", "latents_mean", "latents_std"),
+        ),
+    ),
     **dict.fromkeys(
         ("clip", "siglip"),
         (

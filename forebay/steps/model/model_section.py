@@ -10,10 +10,16 @@ from typing import Any
 
 from forebay.config.code import facts_of, not_allowed
 from forebay.config.tree import Config
+from forebay.extras import require_module
 from forebay.steps.model.model_step import CODE, ModelStep
 from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import Step, TextStep
 from forebay.store.layout import Group
+
+
+def require_diffusers(section: str) -> None:
+    """Returns if autoencoders can be opened. Raises MissingExtraError for a section that names one."""
+    require_module("diffusers", "diffusers", what=f"{section}, an autoencoder,")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +56,7 @@ class ModelGroup(GroupRecipe):
             f"model.{model.name}.{name} is of a folder, and {model.folder} is code; leave it out"
             for model in config.model
             if model.is_code
-            for name in ("call", "keep", "layer")
+            for name in ("call", "keep", "layer", "size")
             if getattr(model, name) is not None
         ]
         names = Counter(model.name for model in config.model)
@@ -71,7 +77,10 @@ class ModelGroup(GroupRecipe):
 
     @property
     def made_with(self) -> dict[str, str]:
-        return {name: version(name) for name in ("torch", "transformers")}
+        if self.step.target is None:
+            return {name: version(name) for name in ("torch", "transformers")}
+        require_diffusers(self.section)
+        return {name: version(name) for name in ("torch", "diffusers")}
 
     def document(self) -> dict[str, Any]:
         return self.step.document()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,16 +14,17 @@ from forebay.config.code import Asker, source_of, spec_problem
 from forebay.config.frozen_models import KeptOutput, ModelConfig
 from forebay.config.pretrained_folder import hub_advice, is_whole, tokenizer_files
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
+from forebay.errors import BuildError, ConfigError
 from forebay.pretrained import kernels_in
 from forebay.steps.audio.declared import form_of
 from forebay.steps.audio.own_step import digests_of, written_facts
 from forebay.steps.form import BatchForm
+from forebay.steps.image.cropped import Cropped
 from forebay.steps.model.derived_outputs import DERIVED, DerivedOutput
 from forebay.steps.model.frozen_families import FAMILIES, FrozenFamily
 from forebay.steps.step import MODEL, ItemStep, Stored
 from forebay.store.layout import Group
-from forebay.store.memo import Memo
+from forebay.store.memo import Memo, hash_now
 
 CODE = Asker("model.folder", "FB147")
 _DOCUMENTS = ("config.json", "preprocessor_config.json", "processor_config.json")
@@ -50,6 +51,7 @@ class ModelStep(ItemStep):
     args: str
     dtype: str
     batch_size: int | None
+    target: Cropped | None = None
     version: int = 1
     folder: str = field(compare=False)
 
@@ -69,6 +71,7 @@ class ModelStep(ItemStep):
             args=json.dumps(model.args, sort_keys=True),
             dtype=model.dtype,
             batch_size=model.batch,
+            target=_target_of(model, config),
             folder=model.folder,
         )
 
@@ -82,9 +85,12 @@ class ModelStep(ItemStep):
         return code_of(self.folder)[0].suffix == ".py"
 
     def family(self) -> FrozenFamily:
-        """Returns how the model is used, by its config.json. Raises ConfigError for one that is not known."""
-        path = Path(self.folder) / "config.json"
-        document = _document(path, self.label)
+        """Returns how the model is used, by its config.json. Raises ConfigError for one that is not known, and where
+        `size` is not what its images need. A class of the user has none of its own.
+        """
+        if self.is_code:
+            return FrozenFamily(takes=self.takes)
+        path, document = Path(self.folder) / "config.json", self.config_json()
         named = document.get("model_type") or document.get("_class_name")
         found = [family for family in FAMILIES.get(str(named), ()) if family.takes == self.takes]
         if not found:
@@ -94,7 +100,40 @@ class ModelStep(ItemStep):
                 f"{', '.join(known)}; or name a class of your own",
                 code="FB147",
             )
+        self._check_target(found[0], document)
         return found[0]
+
+    def config_json(self) -> Mapping[str, Any]:
+        """Returns the content of the folder's config.json."""
+        return _document(Path(self.folder) / "config.json", self.label)
+
+    def factor(self) -> int:
+        """Returns the pixels of a side that stand for one of a latent; 1 of what is no autoencoder."""
+        factor = self.family().factor
+        return 1 if factor is None else factor(self.config_json())
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what a cache's constants hold of config.json: how an autoencoder's latents are scaled for use."""
+        facts = self.family().facts
+        document = self.config_json() if facts else {}
+        return {name: document[name] for name in facts if document.get(name) is not None}
+
+    def _check_target(self, family: FrozenFamily, document: Mapping[str, Any]) -> None:
+        target, where = self.target, f"model.{self.label}"
+        if (target is None) != (family.factor is None):
+            wanted = "takes images of a size in pixels; set size" if target is None else "takes no size; leave it out"
+            raise ConfigError(f"{where}: {document.get('model_type', family.loader)} {wanted}", code="FB147")
+        if target is None or family.factor is None:
+            return
+        if (channels := document.get("in_channels", 3)) != 3:
+            raise ConfigError(f"{where}: its in_channels are {channels!r}, and images have 3", code="FB147")
+        factor, (name, sides) = family.factor(document), target.multiples
+        if any(side % factor for side in sides):
+            raise ConfigError(
+                f"{where}.{name} is {list(sides)}, and a latent of {family.loader} has a place for each {factor} "
+                f"pixels of a side; give multiples of {factor}",
+                code="FB147",
+            )
 
     def outputs(self, family: FrozenFamily) -> dict[str, KeptOutput]:
         """Returns the outputs that are kept, by field."""
@@ -134,10 +173,39 @@ class ModelStep(ItemStep):
             )
         return given
 
+    def batch_of(self, family: FrozenFamily) -> int:
+        """Returns how many samples are given at once; one where logits are of a whole vocabulary."""
+        of_family = 1 if family.is_causal and self.loader(family) != family.loader else family.batch
+        return self.batch_size or of_family
+
+    def require_unchanged(self) -> None:
+        """Raises BuildError where the folder, which was just opened, has another content than the key says."""
+        read = lambda paths: [hash_now(path).xxh3_128 for path in paths]  # noqa: E731
+        now = folder_digest(Path(self.folder), read, with_tokenizer="text" in self.takes, label=self.label)
+        if now != self.digest:
+            raise BuildError(
+                f"{self.folder} changed during the build (its digest was {self.digest[:16]} when that began and is "
+                f"{now[:16]} now): nothing is sealed, finished shards are kept; wait until nothing writes to it, then "
+                "run: forebay preprocess CONFIG",
+                code="FB303",
+            )
+
     @classmethod
     def batch(cls, stored: Stored) -> BatchForm:
         """Returns the form that the cache declares."""
         return form_of(stored, "form", group=stored.group)
+
+
+def _target_of(model: ModelConfig, config: Config) -> Cropped | None:
+    if model.size is None:
+        return None
+    return Cropped(
+        processor="",
+        max_pixels=config.source.max_pixels,
+        max_sample_bytes=config.source.max_sample_bytes,
+        size=model.size if isinstance(model.size, tuple) else (model.size, model.size),
+        **{name: getattr(model, name) for name in ("shapes", "areas", "step", "least", "resample")},
+    )
 
 
 def _digest_of(model: ModelConfig, config: Config) -> str:
@@ -153,7 +221,8 @@ def _digest_of(model: ModelConfig, config: Config) -> str:
     if model.is_code:
         found = own_digest(*code_of(model.folder), Path(config.path).parent)
     else:
-        found = folder_digest(folder, Memo.of(config), with_tokenizer="text" in model.taken, label=model.name)
+        hashes = Memo.of(config).hashes
+        found = folder_digest(folder, hashes, with_tokenizer="text" in model.taken, label=model.name)
     if model.digest not in (None, found):
         raise ConfigError(
             f"model.{model.name}: digest is {str(model.digest)[:16]}, and {folder} has {found[:16]}; correct one "
@@ -182,10 +251,12 @@ def own_digest(path: Path, name: str, folder: Path) -> str:
     return hashlib.sha256(json.dumps(document).encode()).hexdigest()
 
 
-def folder_digest(folder: Path, memo: Memo, *, with_tokenizer: bool, label: str) -> str:
+def folder_digest(
+    folder: Path, hashes: Callable[[Sequence[Path]], Sequence[str]], *, with_tokenizer: bool, label: str
+) -> str:
     """Returns the sha256 of the names and contents of a model's weights, config and preprocessor.
 
-    Contents are hashed as source files are: remembered by stat. Raises ConfigError where no weights are there, or
+    hashes: of files; those of a memo are remembered by stat. Raises ConfigError where no weights are there, or
     pickled ones alone.
     """
     weights = sorted(folder.glob(_WEIGHTS))
@@ -197,7 +268,7 @@ def folder_digest(folder: Path, memo: Memo, *, with_tokenizer: bool, label: str)
     tokens = tokenizer_files(folder) if with_tokenizer else []
     paths = sorted({*weights, *named, *tokens})
     state = hashlib.sha256()
-    for path, found in zip(paths, memo.hashes(paths), strict=True):
+    for path, found in zip(paths, hashes(paths), strict=True):
         state.update(f"{path.relative_to(folder).as_posix()}\0{found}\n".encode())
     return state.hexdigest()
 

@@ -5,10 +5,14 @@ Arithmetic is deterministic: no TF32, deterministic kernels, no dropout. A batch
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import inspect
+import platform
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,14 +21,17 @@ import numpy as np
 import torch
 
 from forebay.config.frozen_models import KeptOutput
-from forebay.errors import BuildError, ConfigError
+from forebay.errors import BuildError, ConfigError, ForebayError
 from forebay.pretrained import from_folder, no_bar
 from forebay.steps.form import FieldForm
 from forebay.steps.model.derived_outputs import DERIVED, STATES
+from forebay.steps.model.free_memory import free_bytes, weights_bytes
 from forebay.steps.model.frozen_families import FrozenFamily
 from forebay.steps.model.model_step import ModelStep
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
+from forebay.task_map import mark
+from forebay.visible import human_bytes
 
 _CODES, _TOKENS = "audio_codes", "input_ids"
 _ONE_AT_A_TIME = threading.Lock()
@@ -33,7 +40,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model, what it is called with, and what is kept. settings: of derived outputs. has_head: see `loader`."""
+    """A model, what it is called with, and what is kept. settings: of derived outputs."""
 
     step: ModelStep
     family: FrozenFamily
@@ -41,14 +48,14 @@ class OpenModel:
     kept: Mapping[str, KeptOutput]
     arguments: Mapping[str, Any]
     settings: Mapping[str, Any]
-    has_head: bool
     device: torch.device
 
     @classmethod
     def of(cls, step: ModelStep, device: str = "cpu") -> Self:
         """Returns the model of a step, with its weights on a device.
 
-        Raises ConfigError where transformers, or diffusers, cannot open the folder, and for arguments that the call
+        Raises BuildError where the folder is not what it was when its key was made, and where the weights do not fit;
+        ConfigError where transformers, or diffusers, cannot open the folder, and for arguments that the call
         has not.
         """
         family = step.family()
@@ -56,9 +63,14 @@ class OpenModel:
         named = {each.setting for each in step.derived(family) if each.setting}
         settings = {name: arguments.pop(name, None) for name in named}
         has_head = step.loader(family) != family.loader
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        if device != "cpu":  # switches of the whole process, which trains where samples are made on the fly
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+            torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        with at_samples(step, ()):
+            _require_weights(step, device)
         model = _loaded(step, family)
+        step.require_unchanged()
         keeps_states = any(each.output in (STATES, "mean") for each in kept.values())
         if family.layered and (step.layer is not None or (has_head and keeps_states)):
             arguments["output_hidden_states"] = True
@@ -69,7 +81,9 @@ class OpenModel:
                 f"model.{step.label}.call: {type(model).__name__} has no {step.call}; leave it out for {family.call}",
                 code="FB147",
             )
-        return cls(step, family, model.to(device).eval(), kept, arguments, settings, has_head, torch.device(device))
+        with at_samples(step, ()):
+            placed = model.to(device).eval()
+        return cls(step, family, placed, kept, arguments, settings, torch.device(device))
 
     @property
     def made_by(self) -> str:
@@ -77,9 +91,22 @@ class OpenModel:
         return type(self.model).__name__
 
     @property
+    def machine(self) -> dict[str, str]:
+        """The device, its driver and torch: what numbers depend on beside the weights."""
+        torch_is = {"torch": torch.__version__}
+        if self.device.type == "cpu":
+            return torch_is | {"device": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
+        driver = re.search(r"Module\s+(\S+)", _text_of(Path("/proc/driver/nvidia/version")))
+        return torch_is | {
+            "device": torch.cuda.get_device_name(self.device),
+            "cuda": str(torch.version.cuda),
+            "driver": driver[1] if driver else "unknown",
+        }
+
+    @property
     def batch_size(self) -> int:
-        """Samples that are given to the model at once; one where logits are of a whole vocabulary."""
-        return self.step.batch_size or (1 if self.has_head and self.family.is_causal else self.family.batch)
+        """Samples that are given to the model at once."""
+        return self.step.batch_of(self.family)
 
     def made(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Array]]:
         """Returns the kept arrays of each sample of a batch, without its padding.
@@ -90,26 +117,16 @@ class OpenModel:
         taken = inspect.signature(call).parameters
         given = {name: self._on_device(value) for name, value in batch.items() if name in taken}
         with _ONE_AT_A_TIME, torch.inference_mode():
-            answer = self._answer(call, given)
+            answer = call(**given, **self.arguments)
             if _TOKENS in given and any(each.output == _TOKENS for each in self.kept.values()):
                 answer[_TOKENS] = given[_TOKENS]  # what the other outputs stand beside
             steps = None if self.family.steps is None else [self.family.steps(self.model, n) for n in rows]
             found = {name: self._kept(answer, name, steps) for name in self.kept}
         return [{name: arrays[place] for name, arrays in found.items()} for place in range(len(rows))]
 
-    def _answer(self, call: Any, given: Batch) -> Any:
-        try:
-            return call(**given, **self.arguments)
-        except (ValueError, TypeError, IndexError) as err:
-            raise BuildError(
-                f"model.{self.step.label}: {self.made_by}.{call.__name__} raised {err!r:.300} for {', '.join(given)} "
-                f"of {len(next(iter(given.values()), ()))} samples; set call, args or batch as the model takes them",
-                code="FB147",
-            ) from err
-
-    def _on_device(self, value: torch.Tensor) -> torch.Tensor:
-        dtype = self.model.dtype if value.is_floating_point() else None
-        return value.to(self.device, dtype)
+    def _on_device(self, value: Any) -> torch.Tensor:
+        tensor = torch.as_tensor(value).contiguous()  # as it is handed over by another process
+        return tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
 
     def _kept(self, answer: Any, field: str, steps: Sequence[int] | None) -> list[Array]:
         output = self.kept[field].output
@@ -141,7 +158,9 @@ class OpenModel:
     def _output(self, answer: Any, name: str) -> torch.Tensor:
         if name == STATES and "output_hidden_states" in self.arguments:
             return self._layer(answer.hidden_states)
-        found = answer if isinstance(answer, torch.Tensor) else getattr(answer, name, None)
+        found = answer
+        for part in name.split(".") if not isinstance(answer, torch.Tensor) else ():
+            found = getattr(found, part, None)
         if not isinstance(found, torch.Tensor):
             has = ", ".join(sorted(key for key, value in answer.items() if isinstance(value, torch.Tensor)))
             raise ConfigError(
@@ -168,6 +187,10 @@ class OpenModel:
     def _form(self, field: str, first: Array) -> tuple[FieldForm, ...]:
         """Returns the form of a field, and of the mask of one that grows. first: of a sample alone."""
         kept = self.kept[field]
+        if self.family.factor is not None:  # the sides of a latent are those of its image
+            holds_moments = kept.output == self.family.output
+            more: dict[str, Any] = {"shape": (len(first), None, None), "holds_moments": holds_moments}
+            return (FieldForm(name=field, dtype="float32", stored_dtype=kept.dtype, pad=None, **more),)
         grows = self.family.steps is not None and first.ndim >= (1 if kept.output == _TOKENS else 2)
         shape: tuple[int | None, ...] = (None, *first.shape[1:]) if grows else first.shape
         if first.dtype.kind == "f":
@@ -186,16 +209,64 @@ def opened_model(step: ModelStep, device: str = "cpu") -> OpenModel:
     return OpenModel.of(step, device)
 
 
+@contextlib.contextmanager
+def at_samples(step: ModelStep, named: Sequence[tuple[int, str]]) -> Iterator[None]:
+    """Notes the first sample of a batch, and names it where the model fails. named: row and name of each.
+
+    Raises BuildError for what a model raises; a batch that does not fit is never cut in two: values would be others.
+    """
+    if named:
+        mark(named[0][0])
+    try:
+        yield
+    except ForebayError:
+        raise
+    except Exception as err:
+        where = f"the batch of {named[0][1]!r} and {len(named) - 1} more" if named else "a built-in input"
+        what = "make batch smaller" if is_out_of_memory(err) else "see what its device and its libraries say"
+        why = (str(err).strip() or "no message").splitlines()[0]
+        raise BuildError(
+            f"model.{step.label}: {type(err).__name__} at {where}: {why}; finished shards are kept; {what}, then run "
+            "the command again",
+            code="FB312",
+        ) from err
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Whether an exception says that memory is full, of a device or of the machine."""
+    of_torch = isinstance(err, RuntimeError) and any(
+        words in str(err) for words in ("out of memory", "allocate memory")
+    )
+    return isinstance(err, MemoryError | torch.OutOfMemoryError) or of_torch
+
+
+def _require_weights(step: ModelStep, device: str) -> None:
+    """Raises BuildError where a model's weights alone are larger than what is free of a device, or of this machine."""
+    for place in {"cpu", device}:
+        if (wanted := weights_bytes(step)) > (free := free_bytes(place)):
+            raise BuildError(
+                f"model.{step.label}: its weights take {human_bytes(wanted)} in {step.dtype}, and {place} has "
+                f'{human_bytes(free)} free; free some, name another device in run.devices, or set dtype = "bfloat16"',
+                code="FB312",
+            )
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
-    import transformers
     from safetensors import SafetensorError
 
-    dtype, folder, loader = getattr(torch, step.dtype), Path(step.folder), step.loader(family)
+    library, folder = importlib.import_module(family.library), Path(step.folder)
+    loader, name = step.loader(family), "dtype" if family.library == "transformers" else "torch_dtype"
+    options: dict[str, Any] = {name: getattr(torch, step.dtype), "use_safetensors": True}
     try:
         with no_bar():
-            whole, info = from_folder(
-                getattr(transformers, loader), folder, dtype=dtype, use_safetensors=True, output_loading_info=True
-            )
+            whole, info = from_folder(getattr(library, loader), folder, **options, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
         raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB147") from err
     if missing := sorted(info["missing_keys"]):
@@ -204,7 +275,8 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
             f"{missing[0]} among them: its values would be random; name the folder of the whole model",
             code="FB147",
         )
-    whole.config.use_cache = False  # of keys and values, which nobody reads
+    if "use_cache" in whole.config:
+        whole.config.use_cache = False  # of keys and values, which nobody reads
     is_whole = loader != family.loader or step.call not in (None, family.call)
     return whole if is_whole else functools.reduce(getattr, filter(None, family.part.split(".")), whole)
 

@@ -20,10 +20,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -66,7 +67,6 @@ class OwnModel:
     forms: tuple[FieldForm, ...]
     numbers: Mapping[str, str]
     unlisted: set[str]
-    default_batch: ClassVar[int] = 8
 
     @classmethod
     def of(cls, step: ModelStep) -> Self:
@@ -103,9 +103,14 @@ class OwnModel:
         return type(self.own).__name__
 
     @property
+    def machine(self) -> dict[str, str]:
+        """The processor: numbers depend on it."""
+        return {"device": platform.machine()}
+
+    @property
     def batch_size(self) -> int:
         """Samples that the class is given at once."""
-        return self.step.batch_size or self.default_batch
+        return self.step.batch_of(self.step.family())
 
     def declared(self, first: Mapping[str, Array]) -> tuple[tuple[FieldForm, ...], Mapping[str, str]]:  # noqa: ARG002
         """Returns the forms of fields, and the dtypes of those that are one number. first: of a sample alone."""

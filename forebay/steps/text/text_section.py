@@ -82,7 +82,10 @@ class TextGroup(GroupRecipe):
         given["kinds"] = tuple(group for group, section in sections.items() if section is not None)
         if "processor" in step.given and (vision or audio):
             folder = vision.processor if vision else extractor_folder(config, audio or AudioConfig())
-            given |= {"processor": processor_digest(Path(folder)), "processor_folder": folder}
+            # An autoencoder has no processor: texts beside its images are as their tokenizer has them.
+            is_bare = any(model.size is not None and model.folder == folder for model in config.model)
+            digest = "" if is_bare else processor_digest(Path(folder))
+            given |= {"processor": digest, "processor_folder": text.tokenizer if is_bare else folder}
         if "tokenizer" in step.given:
             given["tokenizer"] = _tokenizer(config, text, step)
         if "line" in step.given:

@@ -22,6 +22,7 @@ from forebay.store.cache import open_cache
 from forebay.store.source import Sample, SampleSource
 from forebay.train.augment.changes import Change, Clips, Drawn, Gain, Masks, Noise, Reverb, model_policy
 from forebay.train.augment.draws import Draws, EpochDraws
+from forebay.train.augment.latent_draws import LatentDraws
 from forebay.train.augment.own_function import OwnFunction
 from forebay.train.collate.device_features import DeviceFeatures
 
@@ -45,7 +46,7 @@ class Augmentation:
     of_samples, of_batches: with the place of each among all of the config, which is in its draws.
     """
 
-    of_samples: tuple[tuple[int, SampleChange], ...]
+    of_samples: tuple[tuple[int | str, SampleChange], ...]
     of_batches: tuple[tuple[int, Change], ...]
 
     @classmethod
@@ -53,7 +54,7 @@ class Augmentation:
         """Returns the changes that a config wants of a source. Raises ConfigError for one that cannot be made of it."""
         stored = Stored.of(source)
         features = config.loader.device_features and DeviceFeatures.of(config.loader.device_features, stored)
-        samples: list[tuple[int, SampleChange]] = []
+        samples: list[tuple[int | str, SampleChange]] = []
         batches: list[tuple[int, Change]] = []
         for place, settings in enumerate(config.augment):
             what = _Wanted(config, settings, f"augment.{place}", stored, features or None)
@@ -68,6 +69,7 @@ class Augmentation:
                     f"{config.augment[place - 1].kind} before it changes their batch; put {settings.kind} first"
                 )
             samples.append((place, what.of_samples()))
+        samples += latents_of(config, stored)
         return cls(tuple(samples), tuple(batches))
 
     def changed(self, samples: Sequence[Sample], ids: Sequence[str], draws: EpochDraws) -> Sequence[Sample]:
@@ -109,6 +111,12 @@ class Augmentation:
             own = {name.partition(".")[2]: part for name, part in drawn.items() if name.startswith(f"{place}.")}
             values = change.apply(values, lengths, own)
         return values
+
+
+def latents_of(config: Config, stored: Stored) -> list[tuple[str, LatentDraws]]:
+    """Returns the draws of latents that `[loader] latent` wants of a source; ragged batches are what a cache holds."""
+    is_drawn = config.loader.latent == "sample" and config.loader.form == "padded" and stored.constants.has_items
+    return [*LatentDraws.all_of(forms_of(stored))] if is_drawn else []
 
 
 @dataclass(frozen=True, slots=True)

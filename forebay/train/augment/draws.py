@@ -29,8 +29,8 @@ class EpochDraws:
     seed: int
     epoch: int
 
-    def of(self, ids: Sequence[str], place: int) -> Draws:
-        """Returns the draws of some samples for one change. place: of the change among all of the config."""
+    def of(self, ids: Sequence[str], place: int | str) -> Draws:
+        """Returns the draws of some samples for one change. place: of the change among all of the config, or a name."""
         key = derive_key("forebay augment", AUGMENT_VERSION, self.seed, self.epoch, place).to_bytes(8, "little")
         # Ids are names of tar members too, which need not be UTF-8.
         texts = (text.encode("utf-8", "surrogateescape") for text in ids)

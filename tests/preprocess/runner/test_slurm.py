@@ -266,6 +266,13 @@ def test_options_of_sbatch_are_handed_on(corpus: Corpus) -> None:
     assert "64 parts, the default" in found.notes[0]
 
 
+def test_jobs_that_run_models_get_their_gpus(corpus: Corpus) -> None:
+    prepare, parts, seal = planned(corpus.config('run.gres="gpu:1"'), asked(corpus)).jobs
+    assert "--gres=gpu:1" in prepare.options
+    assert "--gres=gpu:1" in parts.options
+    assert not [option for option in seal.options if "gres" in option]
+
+
 @pytest.mark.parametrize("option", ["--array=3", "--output=x", "--dependency=afterok:1"])
 def test_options_that_forebay_sets_are_refused(corpus: Corpus, option: str) -> None:
     with pytest.raises(ConfigError, match=rf"run.sbatch .* has '{option}', and --\w+ is set by forebay"):

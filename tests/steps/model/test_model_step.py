@@ -163,7 +163,7 @@ def test_a_folder_that_is_no_model_is_refused(corpus: Corpus, spoil: Callable[[P
         ("layer = 2", "encode gives no layers"),
         ('call = "encod"', "DacModel has no encod; leave it out for encode"),
         ('keep = {codes = {output = "sounds"}}', "gives no sounds; it gives audio_codes"),
-        ('takes = "image"', "is of 'dac', and models that take image are clip, clip_vision_model"),
+        ('takes = "image"', "is of 'dac', and models that take image are AutoencoderKL, clip, clip_vision_model"),
         ('name = "audio"', "name is 'audio'"),
         ("batch = 0", "batch is 0"),
         ("outputs = 3", "unknown field"),

@@ -192,3 +192,23 @@ def save_tiny(name: str, folder: Path, *, seed: int = 0) -> Path:
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
+
+
+def save_vae(folder: Path, *, seed: int = 0, scale: float = 1.0) -> Path:
+    """Returns a folder with a random `AutoencoderKL` of diffusers: a place of a latent is 4 pixels wide and high.
+
+    scale: of its last weights.
+    """
+    import diffusers
+
+    torch.manual_seed(seed)
+    blocks: dict[str, Any] = {
+        "down_block_types": ("DownEncoderBlock2D",) * 3,
+        "up_block_types": ("UpDecoderBlock2D",) * 3,
+        "block_out_channels": (8, 8, 8),
+    }
+    kl: Any = diffusers.AutoencoderKL
+    model = kl(**blocks, layers_per_block=1, norm_num_groups=4, scaling_factor=0.25, shift_factor=0.5)
+    model.quant_conv.weight.data *= scale
+    model.save_pretrained(folder)
+    return folder
