@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -30,11 +30,13 @@ from forebay.config.frozen_models import KeptOutput
 from forebay.errors import ConfigError
 from forebay.steps.form import FieldForm
 from forebay.steps.model.model_step import ModelStep
-from forebay.steps.model.open_model import OpenModel, opened_model
-from forebay.steps.model.own_model import OwnModel, opened_own
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
 from forebay.task_map import Map, device, is_second_try
+
+if TYPE_CHECKING:
+    from forebay.steps.model.open_model import OpenModel
+    from forebay.steps.model.own_model import OwnModel
 
 CPU = "cpu"
 _ALIGNED = 64
@@ -181,15 +183,20 @@ class ServedModel:
 
 
 def _asked(name: str, step: ModelStep, what: str, *args: Any) -> Any:
+    from forebay.steps.model.open_model import opened_model  # not at import: most builds have no model
+
     found = getattr(opened_model(step, name), what)
     return found(*args) if callable(found) else found
 
 
-Model = OpenModel | ServedModel | OwnModel
+Model: TypeAlias = "OpenModel | ServedModel | OwnModel"
 
 
 def model_at_hand(step: ModelStep) -> Model:
     """Returns the model of a step where this process is to run it: here, or on a device; a class of the user here."""
+    from forebay.steps.model.open_model import opened_model
+    from forebay.steps.model.own_model import opened_own
+
     if step.is_code:
         return opened_own(step)
     place = device() or CPU

@@ -12,11 +12,10 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.tree import AudioConfig, Config, VisionConfig
@@ -37,13 +36,11 @@ from forebay.spans import FEATURES, span
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
 from forebay.steps.audio.own_class import RESERVED
-from forebay.steps.batch import collate_fields, fresh
-from forebay.steps.form import BatchForm, Promise
+from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import Processed
+from forebay.steps.model.free_memory import at_samples
 from forebay.steps.model.model_step import ModelStep
-from forebay.steps.model.open_model import at_samples, too_large
-from forebay.steps.model.own_model import OwnModel
 from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields, shape_name
@@ -51,6 +48,10 @@ from forebay.store.key import digest
 from forebay.store.layout import SIDES, Array, Constants, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
+
+if TYPE_CHECKING:
+    from forebay.steps.model.open_model import OpenModel
+    from forebay.steps.model.own_model import OwnModel
 
 _WINDOW = 16
 """Batches whose samples are sorted by length together: more would hold more prepared samples in memory."""
@@ -177,7 +178,7 @@ class ModelItems:
 
     def prepared(self, model: Model, items: Iterator[Values]) -> Iterator[Values]:
         """Yields what a model is given of the items that the base made: a class of the user prepares them itself."""
-        return map(model.prepared, items) if isinstance(model, OwnModel) else items
+        return map(cast("OwnModel", model).prepared, items) if self.step.is_code else items
 
     def _made(self, model: Model, rows: Sequence[tuple[int, Values]], names: Sequence[str]) -> Iterator[Values]:
         """Yields the outputs for prepared items, in their order; a failure is handed on. names: of all rows."""
@@ -190,7 +191,7 @@ class ModelItems:
         for place, values in enumerate(window):
             if place not in made:
                 yield {name: values[name] for name in ("failure", "message")}
-            elif (why := too_large(made[place], forms)) is not None:
+            elif (why := _too_large(made[place], forms)) is not None:
                 yield {"failure": "not_finite", "message": f"model.{self.name}: {why}"}
             else:
                 found = {spec.name: made[place][spec.name].astype(spec.dtype) for spec in columns}
@@ -205,11 +206,16 @@ class ModelItems:
         batch; 0: that of the model.
         """
         size = batch_size or model.batch_size
-        if isinstance(model, OwnModel):
+        if self.step.is_code:
+            own = cast("OwnModel", model)
             parts = (slice(start, start + size) for start in range(0, len(prepared), size))
-            return [one for part in parts for one in self._of_class(model, prepared[part], named[part])]
+            return [one for part in parts for one in self._of_class(own, prepared[part], named[part])]
         if not prepared:
             return []
+        import torch  # not at import: most builds have no model
+
+        from forebay.steps.batch import collate_fields, fresh
+
         form = prepared_form(cast(Hashable, self.base))
         columns = form.columns([self._sample(values) for values in prepared])
         rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
@@ -219,7 +225,9 @@ class ModelItems:
             part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
             batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
             with span(FEATURES), at_samples(self.step, [named[place] for place in places] if named else ()):
-                outputs = model.made(batch, _own_rows(form, batch, [rows[place] for place in places]))
+                outputs = cast("OpenModel", model).made(
+                    batch, _own_rows(form, batch, [rows[place] for place in places])
+                )
             found |= zip(places, outputs, strict=True)
         return [found[place] for place in range(len(prepared))]
 
@@ -295,6 +303,17 @@ class ModelItems:
 
 _STEPS_GUESSED = 100
 """Of an output that grows, where nothing says how long it is."""
+
+
+def _too_large(values: Mapping[str, Array], forms: Mapping[str, FieldForm]) -> str | None:
+    """Returns which field holds NaN, infinity or what its stored type cannot hold; None where all is well."""
+    for name, array in values.items():
+        if array.dtype.kind == "f" and array.size:
+            stored = forms[name].stored_dtype if name in forms else "float32"
+            largest = float(np.abs(array).max())
+            if not largest <= float(np.finfo(stored).max):
+                return f"{name} holds {largest:g}, which {stored} does not"
+    return None
 
 
 def _batches(shapes: Sequence[list[tuple[int, ...]]], size: int, *, are_alike: bool) -> Iterator[list[int]]:

@@ -6,12 +6,12 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
+from forebay.errors import BuildError, ForebayError
 from forebay.steps.model.model_step import ModelStep
+from forebay.task_map import mark
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -39,6 +39,8 @@ def _bytes_in(path: Path, float_bytes: int) -> int:
 def free_bytes(device: str) -> int:
     """Returns the memory that a device has left; of the CPU, that of the machine and of this process's cgroups."""
     if device != "cpu":
+        import torch
+
         torch.cuda.empty_cache()  # what torch only keeps counts as free
         return int(torch.cuda.mem_get_info(device)[0])
     return min([_field(_PROC / "meminfo", "MemAvailable"), *_left_in_cgroups()])
@@ -47,6 +49,8 @@ def free_bytes(device: str) -> int:
 def begin_peak(device: str) -> int:
     """Makes the peak of this process what it takes now, and returns that; 0 where the kernel does not say."""
     if device != "cpu":
+        import torch
+
         torch.cuda.empty_cache()  # of a batch that did not fit
         return 0  # a device says by itself when it is full
     with contextlib.suppress(OSError):
@@ -87,3 +91,34 @@ def _cached_in(folder: Path) -> int:
         fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
     return 0
+
+
+@contextlib.contextmanager
+def at_samples(step: ModelStep, named: Sequence[tuple[int, str]]) -> Iterator[None]:
+    """Notes the first sample of a batch, and names it where the model fails. named: row and name of each.
+
+    Raises BuildError for what a model raises; a batch that does not fit is never cut in two: values would be others.
+    """
+    if named:
+        mark(named[0][0])
+    try:
+        yield
+    except ForebayError:
+        raise
+    except Exception as err:
+        where = f"the batch of {named[0][1]!r} and {len(named) - 1} more" if named else "a built-in input"
+        what = "make batch smaller" if is_out_of_memory(err) else "see what its device and its libraries say"
+        why = (str(err).strip() or "no message").splitlines()[0]
+        raise BuildError(
+            f"model.{step.label}: {type(err).__name__} at {where}: {why}; finished shards are kept; {what}, then run "
+            "the command again",
+            code="FB312",
+        ) from err
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Whether an exception says that memory is full, of a device or of the machine."""
+    of_torch = isinstance(err, RuntimeError) and any(
+        words in str(err) for words in ("out of memory", "allocate memory")
+    )
+    return isinstance(err, MemoryError) or of_torch

@@ -5,32 +5,29 @@ Arithmetic is deterministic: no TF32, deterministic kernels, no dropout. A batch
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
 import platform
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from forebay.config.frozen_models import KeptOutput
-from forebay.errors import BuildError, ConfigError, ForebayError
+from forebay.errors import BuildError, ConfigError
 from forebay.pretrained import from_folder, no_bar
 from forebay.steps.form import FieldForm
 from forebay.steps.model.derived_outputs import DERIVED, STATES
-from forebay.steps.model.free_memory import free_bytes, weights_bytes
+from forebay.steps.model.free_memory import at_samples, free_bytes, weights_bytes
 from forebay.steps.model.frozen_families import FrozenFamily
 from forebay.steps.model.model_step import ModelStep
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
-from forebay.task_map import mark
 from forebay.visible import human_bytes
 
 _CODES, _TOKENS = "audio_codes", "input_ids"
@@ -211,37 +208,6 @@ def opened_model(step: ModelStep, device: str = "cpu") -> OpenModel:
     return OpenModel.of(step, device)
 
 
-@contextlib.contextmanager
-def at_samples(step: ModelStep, named: Sequence[tuple[int, str]]) -> Iterator[None]:
-    """Notes the first sample of a batch, and names it where the model fails. named: row and name of each.
-
-    Raises BuildError for what a model raises; a batch that does not fit is never cut in two: values would be others.
-    """
-    if named:
-        mark(named[0][0])
-    try:
-        yield
-    except ForebayError:
-        raise
-    except Exception as err:
-        where = f"the batch of {named[0][1]!r} and {len(named) - 1} more" if named else "a built-in input"
-        what = "make batch smaller" if is_out_of_memory(err) else "see what its device and its libraries say"
-        why = (str(err).strip() or "no message").splitlines()[0]
-        raise BuildError(
-            f"model.{step.label}: {type(err).__name__} at {where}: {why}; finished shards are kept; {what}, then run "
-            "the command again",
-            code="FB312",
-        ) from err
-
-
-def is_out_of_memory(err: BaseException) -> bool:
-    """Whether an exception says that memory is full, of a device or of the machine."""
-    of_torch = isinstance(err, RuntimeError) and any(
-        words in str(err) for words in ("out of memory", "allocate memory")
-    )
-    return isinstance(err, MemoryError | torch.OutOfMemoryError) or of_torch
-
-
 def _require_weights(step: ModelStep, device: str) -> None:
     """Raises BuildError where a model's weights alone are larger than what is free of a device, or of this machine."""
     for place in {"cpu", device}:
@@ -292,14 +258,3 @@ def _codes_dtype(model: Any) -> str:
     """Returns the type that holds every code of a model's codebooks."""
     size = getattr(model.config, "codebook_size", 1 << 16)
     return "uint8" if size <= 256 else "uint16"
-
-
-def too_large(values: Mapping[str, Array], forms: Mapping[str, FieldForm]) -> str | None:
-    """Returns which field holds NaN, infinity or what its stored type cannot hold; None where all is well."""
-    for name, array in values.items():
-        if array.dtype.kind == "f" and array.size:
-            stored = forms[name].stored_dtype if name in forms else "float32"
-            largest = float(np.abs(array).max())
-            if not largest <= float(np.finfo(stored).max):
-                return f"{name} holds {largest:g}, which {stored} does not"
-    return None
