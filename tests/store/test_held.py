@@ -183,7 +183,7 @@ def test_a_reader_waits_for_who_may_remove_it_and_not_for_ever(tmp_path: Path, m
     with open(tmp_path / "metadata.json") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         folder = HeldFolder(tmp_path)
-        assert len(pauses) > 3
+        assert pauses
     assert (folder / "metadata.json").read_bytes() == b"{}"
     assert readers_of(tmp_path) == "none"  # it went on without a lock
     again = HeldFolder(tmp_path)

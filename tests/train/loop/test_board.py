@@ -33,7 +33,7 @@ def logged_to(monkeypatch: pytest.MonkeyPatch) -> Any:
         handler = logging.StreamHandler(stream)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-        monkeypatch.setattr(logging.getLogger("forebay.train"), "level", logging.INFO)
+        logging.getLogger("forebay.train").setLevel(logging.INFO)  # conftest takes it back
         return stream
 
     return use
