@@ -27,6 +27,31 @@ class KeptOutput:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenPattern:
+    """Codes of a codec as the tokens of a language model: made at load of what is stored, in no key.
+
+    Codebook k of [frames, codebooks] has `bos`, its codes plus k times `offset`, `eos`, all of it k times `delay`
+    frames later. Tokens that are no codes are best numbered behind all codes.
+    """
+
+    __pydantic_config__ = STRICT
+
+    delay: int = 0
+    """Frames by which each codebook stands behind the one before it: MusicGen has 1."""
+    offset: int = 0
+    """The number by which the codes of each codebook are above those of the one before it."""
+    bos: int | None = None
+    """The token before the first code of each codebook."""
+    eos: int | None = None
+    """The token behind the last one."""
+    pad: int = 0
+    """The token where nothing stands: beside codebooks that are delayed, and in the padding of a batch."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "delay", "offset", "bos", "eos", "pad")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """A model whose outputs are stored: codec tokens, latents, embeddings, states of an encoder, scores.
 
@@ -38,9 +63,10 @@ class ModelConfig:
     name: str = field(metadata={"example": '"codes"'})
     """What the group of its fields is called, on disk and in messages; and the one field where `keep` names none."""
     folder: str = field(metadata={"path": True, "hub": True, "example": '"models/mimi"'})
-    """Folder with config.json and safetensors, or a model of the Hub at one commit (`owner/name@COMMIT`)."""
-    takes: Literal["audio", "image", "text"]
-    """What of a row it is given."""
+    """Folder with config.json and safetensors, or a model of the Hub at one commit (`owner/name@COMMIT`); or
+    `"file.py:Class"` beside the config, with `allow_code = true` under `[run]` in the file itself."""
+    takes: Literal["audio", "image", "text"] | tuple[Literal["image", "text"], ...]
+    """What of a row it is given; `["image", "text"]`: each image with the row's text."""
     call: str | None = None
     """The method that is called: `encode`, `forward`, `get_text_features`, ... Left out: that of its family."""
     keep: dict[str, KeptOutput] | None = None
@@ -50,7 +76,7 @@ class ModelConfig:
     args: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Arguments of the call: `num_quantizers = 8`, `bandwidth = 6.0`. In the key; an unknown one is refused."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of weights and arithmetic."""
+    """Type of weights and arithmetic; of a class of your own, of its stored floats."""
     batch: int | None = None
     """Samples that the model is given at once; in the keys of shards. Left out: that of its family."""
     size: int | tuple[int, int] | None = None
@@ -64,7 +90,7 @@ class ModelConfig:
     step: int = 64
     """Sides of these sizes are multiples of it. An image with a smaller side costs its sample."""
     least: int = 1
-    """A size that fewer images would have is left out, and they are cropped to another."""
+    """A size that is found, and that fewer images would have, is left out, and they are cropped to another."""
     resample: Literal["lanczos", "bicubic"] = "lanczos"
     """Pillow's filter by which images are resized to `size`."""
     digest: str | None = None
@@ -75,6 +101,10 @@ class ModelConfig:
             raise ValueError(
                 f"name is {self.name!r}, wanted letters a to z, digits and _, and none of {', '.join(_TAKEN)}"
             )
+        if unnamed := [name for name in self.keep or () if not name.isidentifier()]:
+            raise ValueError(f"keep has a field {unnamed[0]!r:.80}, wanted letters, digits and _")
+        if self.takes not in _TAKEN and sorted(self.takes) != ["image", "text"]:
+            raise ValueError(f'takes is {list(self.takes)}, wanted "audio", "image", "text" or ["image", "text"]')
         if self.digest is not None and not _DIGEST.fullmatch(self.digest):
             raise ValueError(f"digest is {self.digest!r:.80}, wanted the 64 hex digits that forebay key prints")
         at_least(self, 1, "batch", "size", "areas", "step", "least")
@@ -84,5 +114,17 @@ class ModelConfig:
             raise ValueError(f"shapes is {self.shapes}, wanted a number, or sizes of 1 pixel or more")
         if self.size is None and (self.shapes is not None or self.areas):
             raise ValueError("shapes and areas are of images that are resized; give size")
-        if self.shapes is None and (self.areas or self.least > 1):
-            raise ValueError("areas and least are of several sizes; give shapes")
+        if self.shapes is None and self.areas:
+            raise ValueError("areas are of several sizes; give shapes")
+        if not isinstance(self.shapes, int) and self.least > 1:
+            raise ValueError("least is of sizes that are found; give shapes, a number")
+
+    @property
+    def is_code(self) -> bool:
+        """Whether it is a class of the user."""
+        return self.folder.rpartition(":")[0].endswith(".py")
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Kinds of items that it takes, in the order of the alphabet."""
+        return (self.takes,) if isinstance(self.takes, str) else tuple(sorted(self.takes))

@@ -146,7 +146,8 @@ class BucketConfig(_LengthsConfig):
         if self.by not in (DURATION, DURATION_TOKENS, SHAPE):
             wanted = " or ".join(json.dumps(each) for each in (DURATION, DURATION_TOKENS, SHAPE))
             raise ValueError(f"by is {list(self.by)}, wanted {wanted}")
-        if self.has_shapes and (self.edges, self.k, self.batch_seconds, self.batch_tokens) != (None,) * 4:
+        lengths = (self.edges, self.k, self.batch_seconds, self.batch_tokens, self.edges_s)
+        if self.has_shapes and lengths != (*(None,) * 4, CLASSIC_EDGES_S):
             raise ValueError("by is of shapes, which have no lengths: give batch_size or calibration, no edges, no k")
         if not 0 < self.token_s < math.inf:
             raise ValueError(f"token_s is {self.token_s}, wanted more than 0")

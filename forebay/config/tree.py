@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from forebay.config.augment import AugmentConfig
 from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig, at_least
-from forebay.config.frozen_models import ModelConfig
+from forebay.config.frozen_models import ModelConfig, TokenPattern
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig, is_url
 from forebay.config.train import RunConfig, TrainConfig
@@ -73,6 +73,8 @@ class LoaderConfig:
     """Numbers of patches that fixed packs are padded to. A compiled model is compiled for as many shapes."""
     varlen: bool = False
     """Packs carry `cu_seq_lens_q/k` and `max_length_q/k` for flash attention."""
+    tokens: dict[str, TokenPattern] = field(default_factory=dict, hash=False)
+    """Codes of a codec as tokens, by field: `{codes = {delay = 1, bos = 2048, pad = 2048}}`."""
     num_threads: int = 2
     """Threads that fill batches. 0: batches are filled in the caller's thread."""
     prefetch: int = 4
@@ -401,7 +403,7 @@ class Config:
         split = self.source.split
         if not split or not all(c.isalnum() or c in "._-" for c in split):
             raise ValueError(f"source.split {split!r} becomes a folder: use letters, digits, '.', '_', '-'")
-        taken = {model.takes: model.folder for model in self.model}
+        taken = {kind: model.folder for model in self.model for kind in model.taken}
         if "image" in taken and self.vision is None:
             object.__setattr__(self, "vision", VisionConfig(processor=taken["image"], images="none"))
         if not self.vision and self.audio is None:
@@ -433,6 +435,8 @@ class Config:
         found = 'plan.kind is "pack"' if is_packed else 'loader.form is "ragged"'
         if self.augment:
             raise ValueError(f"augment changes padded batches, and {found}; leave one of both out")
+        if self.loader.tokens:
+            raise ValueError(f"loader.tokens are of padded batches, and {found}; leave one of both out")
         if self.loader.device_features is not None:
             raise ValueError(f"loader.device_features makes padded batches, and {found}; leave one of both out")
 

@@ -32,7 +32,8 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
         described["batch_seconds"] = float(settings.batch_seconds)
     if isinstance(settings, BucketConfig):
         # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
-        described["edges_s"] = [float(edge) for edge in settings.edges_s] if settings.k is None else None
+        has_edges = settings.k is None and not settings.has_shapes
+        described["edges_s"] = [float(edge) for edge in settings.edges_s] if has_edges else None
         described.update(token_s=float(settings.token_s) if settings.has_cells else None)
         described["by"] = None if settings.by == DURATION else list(settings.by)
         described["locality"] = None if settings.locality == "global" else settings.locality

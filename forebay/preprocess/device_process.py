@@ -31,6 +31,7 @@ from forebay.errors import ConfigError
 from forebay.steps.form import FieldForm
 from forebay.steps.model.model_step import ModelStep
 from forebay.steps.model.open_model import OpenModel, opened_model
+from forebay.steps.model.own_model import OwnModel, opened_own
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
 from forebay.task_map import Map, device, is_second_try
@@ -173,9 +174,10 @@ class ServedModel:
         made = on_device(_asked, self.step, "made", given, rows)
         return [{name: array.copy() for name, array in of_one.items()} for of_one in made]
 
-    def form(self, field: str, arrays: Sequence[Array]) -> tuple[FieldForm, ...]:
+    def declared(self, first: Mapping[str, Array]) -> tuple[tuple[FieldForm, ...], Mapping[str, str]]:
         """See `OpenModel`."""
-        return tuple(on_device(_asked, self.step, "form", field, arrays))
+        forms, numbers = on_device(_asked, self.step, "declared", first)
+        return tuple(forms), dict(numbers)
 
 
 def _asked(name: str, step: ModelStep, what: str, *args: Any) -> Any:
@@ -183,8 +185,13 @@ def _asked(name: str, step: ModelStep, what: str, *args: Any) -> Any:
     return found(*args) if callable(found) else found
 
 
-def model_at_hand(step: ModelStep) -> OpenModel | ServedModel:
-    """Returns the model of a step where this process is to run it: here, or on a device."""
+Model = OpenModel | ServedModel | OwnModel
+
+
+def model_at_hand(step: ModelStep) -> Model:
+    """Returns the model of a step where this process is to run it: here, or on a device; a class of the user here."""
+    if step.is_code:
+        return opened_own(step)
     place = device() or CPU
     return _served(step) if "/" in place else opened_model(step, place)
 
@@ -192,7 +199,7 @@ def model_at_hand(step: ModelStep) -> OpenModel | ServedModel:
 @functools.lru_cache(maxsize=16)
 def _served(step: ModelStep) -> ServedModel:
     family = step.family()
-    return ServedModel(step, step.batch_size or family.batch, step.outputs(family))
+    return ServedModel(step, step.batch_of(family), step.outputs(family))
 
 
 def devices_of(wanted: str | Sequence[str], map_: Map) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
-from forebay.store.image.codec import PATCHES, Codec, StoredImages, encode
+from forebay.store.image.codec import PATCHES, Codec, StoredImages, decode_image, encode
 from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
 from forebay.store.image.stored_items import FEATURES as ARRAYS
 from forebay.store.image.stored_items import ArrayField, StoredArrays, shape_name
@@ -252,6 +252,18 @@ class ArrayForm:
     def _opened(self) -> OpenProcessor:
         # By the form that stands in the cache, whatever this worker would find.
         return _opened_processor(self.step, _known_form(self.known) if self.known else None)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedForm(ArrayForm):
+    """Images as they are decoded, `image` uint8 [height, width, 3], for a class of the user; nothing is stored."""
+
+    def make(self, row: Mapping[str, Any], data: bytes) -> Values:
+        image = decode_image(data, max_pixels=self.step.max_pixels, sample_id=row["sample_id"], alpha=self.step.alpha)
+        return {"image": np.asarray(image)}
+
+    def probed_stored(self) -> Iterator[Values]:
+        return (self.make({"sample_id": name}, data) for name, data in probe_images())
 
 
 def form_of(steps: ImageGroup, codec: Codec) -> PatchForm | ArrayForm:

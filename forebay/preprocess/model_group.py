@@ -24,10 +24,11 @@ from forebay.errors import ConfigError
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.clip_group import audio_items_of
 from forebay.preprocess.cropped_images import CroppedForm, CroppedImages
-from forebay.preprocess.device_process import ServedModel, model_at_hand
+from forebay.preprocess.device_process import Model, model_at_hand
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
-from forebay.preprocess.image_form import ArrayForm
+from forebay.preprocess.image_form import ArrayForm, DecodedForm
 from forebay.preprocess.image_group import ImageItems
+from forebay.preprocess.pair_inputs import PairInputs
 from forebay.preprocess.probe_sample import in_words, promise_of, sample_of
 from forebay.preprocess.text_inputs import TextInputs
 from forebay.preprocess.workspace import Failure
@@ -35,11 +36,14 @@ from forebay.rows.manifest import Manifest
 from forebay.spans import FEATURES, span
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
+from forebay.steps.audio.own_class import RESERVED
 from forebay.steps.batch import collate_fields, fresh
 from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
+from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.model.model_step import ModelStep
-from forebay.steps.model.open_model import OpenModel, at_samples, too_large
+from forebay.steps.model.open_model import at_samples, too_large
+from forebay.steps.model.own_model import OwnModel
 from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields, shape_name
@@ -50,16 +54,18 @@ from forebay.store.source_files import SourceFile
 
 _WINDOW = 16
 """Batches whose samples are sorted by length together: more would hold more prepared samples in memory."""
-Prepares = ItemGroup | TextInputs
+Prepares = ItemGroup | TextInputs | PairInputs
 """What prepares items for a model."""
-Model = OpenModel | ServedModel
+Declared = tuple[BatchForm, tuple[FieldSpec, ...]]
+"""How outputs lie on disk and in a batch, and those that are columns of the row table."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelItems:
     """The outputs of a model for the items of a group: an `ItemGroup`. base: prepares them.
 
-    known: the form as JSON, where a worker found it; empty: it is found here. tells: if prompts are told of its items.
+    known: form and columns as JSON, where a worker found them; empty: they are found here. tells: if prompts are told
+    of its items. A number of an item is a column of the row table; all else stands in batches.
     """
 
     name: Group
@@ -108,7 +114,11 @@ class ModelItems:
     @property
     def form(self) -> BatchForm:
         """How the outputs lie on disk and in a batch."""
-        return _known_form(self.known) if self.known else BatchForm.from_json(self.constants()["form"])
+        return self._declared[0]
+
+    @property
+    def _declared(self) -> Declared:
+        return _read(self.known) if self.known else _probed(self)[0]
 
     def items(self, manifest: Manifest) -> Items:
         return self.base.items(manifest)
@@ -120,11 +130,12 @@ class ModelItems:
         return self
 
     def measured(self, constants: Mapping[str, Any]) -> Self:
-        return replace(self, known=json.dumps(constants["form"]))
+        return replace(self, known=json.dumps({name: constants.get(name) for name in ("form", "columns")}))
 
     def fields(self) -> tuple[FieldSpec, ...]:
         hashes = () if self.lists is None else (FieldSpec(name=self._hash, dtype="str", role="table"),)
-        return (*self.form.specs(), *hashes)
+        form, columns = self._declared
+        return (*form.specs(), *columns, *hashes)
 
     @property
     def _hash(self) -> str:
@@ -132,9 +143,10 @@ class ModelItems:
         return f"{self.name}_hash"
 
     def lengths(self, shard: Shard) -> Array:
+        form, columns = self._declared
         if not self._has_shapes:
-            return shard.lengths(self.form.main.on_disk)[None]
-        values, offsets = shard.column(shape_name(self.form.main.on_disk))
+            return shard.lengths(form.main.on_disk if form.stored else columns[0].name)[None]
+        values, offsets = shard.column(shape_name(form.main.on_disk))
         present, sides = np.diff(offsets) > 0, np.zeros((2, shard.entry.rows), np.int64)
         sides[:, present] = values.reshape(-1, 3)[:, 1:].T
         return sides
@@ -152,10 +164,10 @@ class ModelItems:
         return ({self._hash: found, **values} for found, values in zip(rows["hash"].to_pylist(), made, strict=True))
 
     def _samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
-        model, size = self._opened(), 0
+        model, size = model_at_hand(self.step), 0
         window: list[tuple[int, Values]] = []
         names = rows["sample_id"].to_pylist()
-        for values in enumerate(self.base.samples(rows, read)):
+        for values in enumerate(self.prepared(model, self.base.samples(rows, read))):
             window.append(values)
             size += "failure" not in values[1]
             if size == _WINDOW * model.batch_size:
@@ -163,28 +175,39 @@ class ModelItems:
                 window, size = [], 0
         yield from self._made(model, window, names)
 
+    def prepared(self, model: Model, items: Iterator[Values]) -> Iterator[Values]:
+        """Yields what a model is given of the items that the base made: a class of the user prepares them itself."""
+        return map(model.prepared, items) if isinstance(model, OwnModel) else items
+
     def _made(self, model: Model, rows: Sequence[tuple[int, Values]], names: Sequence[str]) -> Iterator[Values]:
         """Yields the outputs for prepared items, in their order; a failure is handed on. names: of all rows."""
         window = [values for _, values in rows]
         good = [place for place, values in enumerate(window) if "failure" not in values]
         named = [(rows[place][0], names[rows[place][0]]) for place in good]
         made = dict(zip(good, self._outputs(model, [window[place] for place in good], named), strict=True))
-        forms = {each.name: each for each in self.form.stored}
+        form, columns = self._declared
+        forms = {each.name: each for each in form.stored}
         for place, values in enumerate(window):
             if place not in made:
                 yield {name: values[name] for name in ("failure", "message")}
             elif (why := too_large(made[place], forms)) is not None:
                 yield {"failure": "not_finite", "message": f"model.{self.name}: {why}"}
             else:
-                yield {k: v for name, array in made[place].items() for k, v in forms[name].stored(array).items()}
+                found = {spec.name: made[place][spec.name].astype(spec.dtype) for spec in columns}
+                yield found | {k: v for name in forms for k, v in forms[name].stored(made[place][name]).items()}
 
     def _outputs(
         self, model: Model, prepared: Sequence[Values], named: Sequence[tuple[int, str]] = (), batch_size: int = 0
     ) -> list[dict[str, Array]]:
         """Returns the outputs for prepared items, which are given to the model by length, a batch at a time.
 
-        named: row and name of each, for messages. batch_size: of a batch; 0: that of the model.
+        A class of the user is given them in their order. named: row and name of each, for messages. batch_size: of a
+        batch; 0: that of the model.
         """
+        size = batch_size or model.batch_size
+        if isinstance(model, OwnModel):
+            parts = (slice(start, start + size) for start in range(0, len(prepared), size))
+            return [one for part in parts for one in self._of_class(model, prepared[part], named[part])]
         if not prepared:
             return []
         form = prepared_form(cast(Hashable, self.base))
@@ -192,13 +215,17 @@ class ModelItems:
         rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
         shapes = [[array.shape for array in arrays] for arrays in columns[form.main.name]]
         found: dict[int, dict[str, Array]] = {}
-        for places in _batches(shapes, batch_size or model.batch_size, are_alike=form.main.pad is None):
+        for places in _batches(shapes, size, are_alike=form.main.pad is None):
             part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
             batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
             with span(FEATURES), at_samples(self.step, [named[place] for place in places] if named else ()):
                 outputs = model.made(batch, _own_rows(form, batch, [rows[place] for place in places]))
             found |= zip(places, outputs, strict=True)
         return [found[place] for place in range(len(prepared))]
+
+    def _of_class(self, model: OwnModel, prepared: Sequence[Values], named: Any) -> list[dict[str, Array]]:
+        with span(FEATURES), at_samples(self.step, named):
+            return model.made(prepared)
 
     def _sample(self, values: Values) -> Mapping[str, Any]:
         return values if self.base.lists is None else self.base.joined({}, [values])
@@ -227,19 +254,21 @@ class ModelItems:
 
     def constants(self) -> dict[str, Any]:
         """Returns the form, and what a probe finds: how far an output for an item alone is from that in a batch."""
-        form, found = _probed(self)
+        (form, columns), found = _probed(self)
         return {
             "features": MODEL,
             "takes": self.step.takes,
             "is_listed": self.lists is not None,
             "form": form.to_json(),
+            **({"columns": {spec.name: spec.dtype for spec in columns}} if columns else {}),
             **self.step.facts(),
             **found,
         }
 
     def probe(self) -> str:
         # Numerics of devices differ and stay within the promise: they are no part of keys.
-        return values_digest([{"form": digest(self.form.to_json())}])
+        form, columns = self._declared
+        return values_digest([{"form": digest(form.to_json()), "columns": ",".join(map(str, columns))}])
 
     def estimate_bytes(self, items: pa.Table) -> int:
         form = self.form
@@ -247,7 +276,7 @@ class ModelItems:
             places = int(np.prod(self.cropped.sides(items, self.step.factor()), axis=0).sum())
             return places * sum((f.shape[0] or 1) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
         size = sum(int(np.prod([n or 1 for n in f.shape])) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
-        return size * len(items) * (1 if not form.main.grows else _STEPS_GUESSED)
+        return size * len(items) * (_STEPS_GUESSED if form.stored and form.main.grows else 1)
 
     def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:  # noqa: ARG002
         return np.zeros(len(rows), np.int32)
@@ -258,12 +287,10 @@ class ModelItems:
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
         return {} if self.cropped is None else {f"{self.name}_targets": self.cropped.summary(items.table)}
 
-    def _opened(self) -> Model:
-        return model_at_hand(self.step)
-
     def probed(self) -> Iterator[Values]:
-        prepared = [*self.base.probed()]
-        yield from self._made(self._opened(), [*enumerate(prepared)], ["a built-in input"] * len(prepared))
+        model = model_at_hand(self.step)
+        prepared = [*self.prepared(model, self.base.probed())]
+        yield from self._made(model, [*enumerate(prepared)], ["a built-in input"] * len(prepared))
 
 
 _STEPS_GUESSED = 100
@@ -286,15 +313,18 @@ def _own_rows(form: BatchForm, batch: Batch, rows: list[int]) -> list[int]:
 
 def model_items_of(config: Config, group: Any) -> ModelItems:
     """Returns the group of a section: its base prepares items as the model's own folder says."""
-    of_images = [model.name for model in config.model if model.takes == "image"]
+    of_images = [model.name for model in config.model if "image" in model.taken]
     stores_none = config.vision is not None and config.vision.images == "none"
     tells = stores_none and group.name in of_images[:1]
     return ModelItems(group.name, group.step, _base_of(config, group.step), tells=tells)
 
 
 def _base_of(config: Config, step: ModelStep) -> Prepares:
-    if step.takes == "text":
-        return TextInputs(step.folder, tokenizer_digest(Path(step.folder)))
+    if step.is_code:
+        return _decoded(config, step)
+    texts = TextInputs(step.folder, tokenizer_digest(Path(step.folder))) if "text" in step.takes else None
+    if texts is not None and step.takes == "text":
+        return texts
     if step.takes == "audio":
         rate_hz = _rate_hz(step)
         audio = AudioConfig(features="extractor", sample_rate_hz=rate_hz, settings={"extractor": step.folder})
@@ -308,7 +338,22 @@ def _base_of(config: Config, step: ModelStep) -> Prepares:
     config = replace(config, audio=None, vision=vision, text=None, model=())
     images = ImageGroup.of(config)
     assert images is not None
-    return ImageItems.of(config, images)
+    of_images = ImageItems.of(config, images)
+    return of_images if texts is None else PairInputs(of_images, texts)
+
+
+def _decoded(config: Config, step: ModelStep) -> Prepares:
+    """Returns what decodes items for a class of the user."""
+    pixels = Processed(processor="")
+    images = ImageItems(ImageGroup(step=pixels, folder=""), DecodedForm(pixels, "raw"), config.source.columns.image)
+    texts = TextInputs("", "")
+    others: dict[str, Prepares] = {"text": texts, "image": images}
+    if step.takes != "audio":
+        return others.get(step.takes) or PairInputs(images, texts)
+    audio = AudioConfig(features="waveform", sample_rate_hz=json.loads(step.args).get("sample_rate_hz", 16_000))
+    found = AudioGroup.of(replace(config, audio=audio, vision=None, text=None, model=()))
+    assert found is not None
+    return audio_items_of(config, found)
 
 
 def _rate_hz(step: ModelStep) -> int:
@@ -319,8 +364,17 @@ def _rate_hz(step: ModelStep) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def _known_form(text: str) -> BatchForm:
-    return BatchForm.from_json(json.loads(text))
+def _read(known: str) -> Declared:
+    document = json.loads(known)
+    return BatchForm.from_json(document["form"]), _columns(document["columns"] or {})
+
+
+def _columns(dtypes: Mapping[str, str]) -> tuple[FieldSpec, ...]:
+    if taken := [name for name in dtypes if name in {*RESERVED, "duration_s"} or name.startswith("num_")]:
+        raise ConfigError(
+            f"a model's number is called {taken[0]!r}, which is a column of all rows; rename it", code="FB147"
+        )
+    return tuple(FieldSpec(name=name, dtype=dtype, role="table") for name, dtype in dtypes.items())
 
 
 @functools.lru_cache(maxsize=8)
@@ -328,6 +382,9 @@ def prepared_form(base: Any) -> BatchForm:
     """Returns the form in which a model is given what a group prepares."""
     if isinstance(base, TextInputs):
         return base.form
+    if isinstance(base, PairInputs):
+        parts = [prepared_form(part) for part in (base.images, base.texts)]
+        return replace(parts[0], fields=tuple(field for part in parts for field in part.fields))
     if isinstance(base, CroppedImages):
         return base.form.form
     if isinstance(base, ImageItems):
@@ -340,19 +397,22 @@ def prepared_form(base: Any) -> BatchForm:
 
 
 @functools.lru_cache(maxsize=4)
-def _probed(group: ModelItems) -> tuple[BatchForm, dict[str, Any]]:
+def _probed(group: ModelItems) -> tuple[Declared, dict[str, Any]]:
     """Returns the form of a model's outputs, and how an item alone, again and in a batch differ.
 
     That in words, in numbers, some of the values themselves, and the machine that gave them.
     """
     model = model_at_hand(group.step)
-    prepared = [values for values in group.base.probed() if "failure" not in values]
+    probed = [*group.prepared(model, group.base.probed())]
+    prepared = [values for values in probed if "failure" not in values]
+    if not prepared:
+        raise ConfigError(f"model.{group.name}: no built-in {group.unit} can be prepared: {probed[0]['message']}")
     alone, again = ([group._outputs(model, [one])[0] for one in prepared] for _ in range(2))
     together = group._outputs(model, prepared)
-    fields = tuple(each for name in model.kept for each in model.form(name, [made[name] for made in alone]))
+    fields, numbers = model.declared(alone[0])
     form = BatchForm(made_by=model.made_by, fields=fields, promise=Promise(kind="exact"))
     promise = promise_of(alone, again, together)
-    return form, {
+    return (form, _columns(numbers)), {
         "model": f"{in_words(promise)} in batches of {model.batch_size}",
         "promise": promise,
         "sample": sample_of(alone),

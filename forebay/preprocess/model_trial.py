@@ -51,8 +51,7 @@ def _longest(group: ModelItems, items: pa.Table, files: Sequence[SourceFile]) ->
 
     Of those whose shape is known they are of one shape, the largest: only such stand in a batch together.
     """
-    family = group.step.family()
-    count = group.step.batch_size or family.batch
+    count = group.step.batch_of(group.step.family())
     lengths = np.zeros(len(items))
     sides = np.array([*group.listed_lengths(items, files).values()])
     if len(sides) and len(items):
@@ -79,7 +78,7 @@ class TryModel:
         model, names = model_at_hand(group.step), task.rows["sample_id"].to_pylist()
         begun_s = time.perf_counter()
         with reading(task) as read:
-            prepared = [*group.base.samples(task.rows, read(group))]
+            prepared = [*group.prepared(model, group.base.samples(task.rows, read(group)))]
         prepare_s = time.perf_counter() - begun_s
         good = [(place, values) for place, values in enumerate(prepared) if "failure" not in values]
         for place, values in good[:1]:  # opens the model, and brings its weights to memory: no part of the cost

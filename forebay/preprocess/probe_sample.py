@@ -32,17 +32,16 @@ def promise_of(*runs: Sequence[Outputs]) -> dict[str, Any]:
         for one, other in zip(runs[0], run, strict=True):
             for name, values in one.items():
                 if values.dtype.kind == "f":
-                    largest = max(largest, float(np.abs(values - other[name]).max(initial=0.0)))
+                    largest = max(largest, float(np.max(np.abs(values - other[name]), initial=0.0)))
                 else:
                     flips, codes = flips + int((values != other[name]).sum()), codes + values.size
     return {"within": largest, "flips": flips, "codes": codes}
 
 
 def in_words(promise: Mapping[str, Any]) -> str:
-    """Returns `equal`, `within X` or `flips n of m`."""
-    if promise["flips"]:
-        return f"flips {promise['flips']} of {promise['codes']}"
-    return f"within {promise['within']:.1g}" if promise["within"] else "equal"
+    """Returns `equal`, or `flips n of m` and `within X`."""
+    flips = [f"flips {promise['flips']} of {promise['codes']}"] if promise["flips"] else []
+    return ", ".join([*flips, *([f"within {promise['within']:.1g}"] if promise["within"] else [])]) or "equal"
 
 
 def sample_of(outputs: Sequence[Outputs]) -> dict[str, list[float]]:

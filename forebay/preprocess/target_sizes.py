@@ -115,10 +115,8 @@ def _chosen(possible: TargetSizes, aspects: Array, area_of: Array, shapes: int) 
     """
     order = np.lexsort((aspects, area_of))
     aspects, area_of = aspects[order], area_of[order]
-    # Of the images before a place of the line: how many, and the sums of their aspects and of their inverses.
-    count, total, inverse = (
-        np.concatenate(([0.0], np.cumsum(each))) for each in (np.ones(len(aspects)), aspects, 1 / aspects)
-    )
+    # Sums of the aspects, and of their inverses, of the images before a place of the line.
+    total, inverse = (np.concatenate(([0.0], np.cumsum(each))) for each in (aspects, 1 / aspects))
     own, areas = _aspects(possible.sizes), possible.areas
     starts, ends = (np.searchsorted(area_of, areas, side=side) for side in ("left", "right"))
 
@@ -140,8 +138,8 @@ def _chosen(possible: TargetSizes, aspects: Array, area_of: Array, shapes: int) 
         middle = np.where(
             areas[later] == areas[number], place(int(areas[number]), np.sqrt(own[number] * own[later])), ends[number]
         )
-        before = count[middle] - count[at[number]] - own[number] * (inverse[middle] - inverse[at[number]])
-        behind = count[at[later]] - count[middle] - (total[at[later]] - total[middle]) / own[later]
+        before = middle - at[number] - own[number] * (inverse[middle] - inverse[at[number]])
+        behind = at[later] - middle - (total[at[later]] - total[middle]) / own[later]
         is_next = (areas[later] == areas[number]) | (starts[later] == ends[number])
         costs[number + 1, later] = np.where(is_next, before + behind, np.inf)
     whole = np.where(np.isfinite(costs), np.rint(np.maximum(costs, 0) * _UNIT), IMPOSSIBLE).astype(np.int64)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,13 +21,15 @@ from forebay.store.layout import Group
 from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
 
+_SHORT = ("a cat", "two small dogs")
+"""Texts of the probe that any model takes."""
 _NAMED = 60
 """Characters of a text by which an item is called."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextInputs:
-    """The texts of rows, for the model in a folder. tokenizer: digest of its tokenizer."""
+    """The texts of rows, for the model in a folder. tokenizer: digest of its tokenizer; empty: texts as they are."""
 
     folder: str
     tokenizer: str
@@ -39,8 +41,9 @@ class TextInputs:
 
     @property
     def form(self) -> BatchForm:
-        """How the tokenizer pads texts."""
-        return self._encoder().form
+        """How texts are padded: on the right, where a model counts positions from a text's own first token."""
+        form = _encoder_of(self.folder, self.tokenizer).form
+        return replace(form, fields=tuple(replace(each, side="right") for each in form.fields))
 
     def items(self, manifest: Manifest) -> Items:
         """Returns each different text of a source file once; what has no text is one that fails."""
@@ -66,7 +69,7 @@ class TextInputs:
 
     def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:  # noqa: ARG002
         """Yields the tokens of each text."""
-        encoder = self._encoder()
+        encoder = _encoder_of(self.folder, self.tokenizer) if self.tokenizer else None
         for position, (text, name) in enumerate(
             zip(rows["text"].to_pylist(), rows["sample_id"].to_pylist(), strict=True)
         ):
@@ -74,24 +77,24 @@ class TextInputs:
             try:
                 if not (text or "").strip():
                     raise SampleError("empty_text", f"text {name}: a model is given none; add it, or remove the row")
-                yield dict(encoder.encode(text, (), sample_id=f"text {name}"))
+                yield {"text": text} if encoder is None else encoder.encode(text, (), sample_id=f"text {name}")
             except SampleError as err:
                 yield {"failure": err.reason, "message": str(err)}
 
     def probed(self) -> Iterator[Values]:
         """Yields the tokens of built-in texts."""
-        texts = [text for text, _ in PROBE_TEXTS]
+        texts = [*_SHORT, *(text for text, _ in PROBE_TEXTS)]
         yield from self.samples(pa.table({"text": texts, "sample_id": list(map(repr, texts))}), _unread)
 
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Returns the tokens of the one text of a sample."""
         return {**sample, **items[0]}
 
-    def _encoder(self) -> CaptionEncoder:
-        step = Caption(
-            tokenizer=self.tokenizer, processor="", tokenizer_folder=self.folder, processor_folder=self.folder
-        )
-        return step.opened(Path(self.folder), merge_size=None)
+
+@functools.lru_cache(maxsize=4)
+def _encoder_of(folder: str, tokenizer: str) -> CaptionEncoder:
+    step = Caption(tokenizer=tokenizer, processor="", tokenizer_folder=folder, processor_folder=folder)
+    return CaptionEncoder(step, may_lack_pad=True)
 
 
 def _unread(*_: Any) -> bytes:

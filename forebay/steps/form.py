@@ -431,7 +431,7 @@ class BatchForm:
         is_promise = isinstance(promise, dict) and set(promise) == {"kind", "limit", "why"}
         require(is_promise, "the promise of a form", promise)
         require(is_number(promise["limit"]), "the limit of a promise", promise["limit"])
-        require(isinstance(found, list) and 0 < len(found) <= 64, "the fields of a form", found)
+        require(isinstance(found, list) and len(found) <= 64, "the fields of a form", found)
         return cls(
             made_by=text(document["made_by"], "who made a form"),
             fields=tuple(map(FieldForm.from_json, found)),

@@ -91,8 +91,9 @@ class Recipe:
         return tuple(dict.fromkeys(name for group in self.groups for name in group.libraries))
 
     def without_code(self) -> Self:
-        """Returns the recipe without the functions of the user; for those who only look, and run no code."""
-        return replace(self, groups=tuple(group.without_code() for group in self.groups))
+        """Returns the recipe without functions and models of the user; for those who only look, and run no code."""
+        code = [group for group in self.models if group.step.is_code]
+        return replace(self, groups=tuple(group.without_code() for group in self.groups if group not in code))
 
     def check(self) -> None:
         """Returns if samples can be made: by the packages that are installed, of code that can be trusted.

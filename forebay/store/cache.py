@@ -430,7 +430,9 @@ class Cache(ByHand):
 
     def _row_columns(self) -> dict[str, Callable[[], Any]]:
         constants = self.constants if "num_audio_samples" in self.lengths else None
-        return self._all_samples.row_columns(dict(self.lengths), constants=constants)
+        of_items = (field for field in self.fields.values() if field.group in self._listed and field.role == "table")
+        listed = {field: partial(self.items, field.group) for field in of_items if field.dtype != "str"}
+        return self._all_samples.row_columns(dict(self.lengths), constants=constants, listed=listed)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """See `SampleSource`."""

@@ -6,7 +6,7 @@ A cache of a store is asked for what its push wrote down beside it, so that no s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +17,18 @@ import pyarrow as pa
 import xxhash
 
 from forebay.errors import CacheCorruptError
-from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints, sorted_categories
+from forebay.store.layout import (
+    NULL_TEXT,
+    ROW_BITS,
+    ROW_MASK,
+    TEXT,
+    Array,
+    FieldSpec,
+    Group,
+    Ints,
+    ListedItems,
+    sorted_categories,
+)
 from forebay.store.open_shards import CheckedArray, OpenShards, no_such_row
 from forebay.store.shard import Shard
 
@@ -167,10 +178,31 @@ def _nullable_strings(values: Array, offsets: Array) -> pa.Array:
 
 
 def _numbers(values: Array, offsets: Array) -> pa.Array:
+    return pa.array(_present(values, offsets), mask=np.diff(offsets) == 0)
+
+
+def listed_numbers(name: str, shards: Iterable[Shard], items: ListedItems) -> pa.Array:
+    """Returns a number of the items that each sample lists: of none a null, of several their mean, or if it is whole
+    a null.
+    """
+    columns, means, counts = [], np.zeros(0), np.diff(items.offsets)
+    for shard in shards:
+        columns.append(_present(*shard.column(name)))
+        shard.drop_pages()
+    places = np.cumsum([0, *map(len, columns)])[items.slots >> ROW_BITS] + (items.slots & ROW_MASK)
+    if columns:
+        values = np.concatenate(columns)
+        sums = np.bincount(np.repeat(np.arange(len(counts)), counts), values[places], len(counts))
+        means = (sums / np.maximum(counts, 1)).astype(values.dtype)
+    return pa.array(means, mask=counts == 0 if means.dtype.kind == "f" else counts != 1)
+
+
+def _present(values: Array, offsets: Array) -> Array:
+    """Returns the number of each row, 0 of one that has none. values, offsets: of `Shard.column`."""
     present = np.diff(offsets) > 0
     result = np.zeros(len(present), values.dtype)
     result[present] = values[offsets[:-1][present]]
-    return pa.array(result, mask=~present)
+    return result
 
 
 @dataclass(kw_only=True)
@@ -183,13 +215,25 @@ class AllSamples:
     shards: OpenShards
 
     def row_columns(
-        self, lengths: Mapping[str, Array], *, constants: Mapping[str, Any] | None
+        self,
+        lengths: Mapping[str, Array],
+        *,
+        constants: Mapping[str, Any] | None,
+        listed: Mapping[FieldSpec, Callable[[], ListedItems]],
     ) -> dict[str, Callable[[], Any]]:
-        """Returns what makes each column of the row table. constants: of a cache whose lengths count audio."""
+        """Returns what makes each column of the row table.
+
+        constants: of a cache whose lengths count audio. listed: numbers of the items that samples list, and which.
+        """
         rate_hz = None if constants is None else rate_of(self.shards.folder, constants, lengths)
         made = row_columns(self._columns(), lengths, rate_hz=rate_hz)
         texts = [name for name, field in self.fields.items() if field.dtype == "str"]
+        made |= {field.name: partial(self._listed, field, items) for field, items in listed.items()}
         return made | {name: partial(self._texts, name, made[name]) for name in texts}
+
+    def _listed(self, field: FieldSpec, items: Callable[[], ListedItems]) -> pa.Array:
+        shards = (self.shards.get(field.group, number) for number in range(self.shards.files.count(field.group)))
+        return listed_numbers(field.name, shards, items())
 
     def _texts(self, name: str, make: Callable[[], Any]) -> pa.ChunkedArray:
         """Returns a column of texts: as the store tells it, else as the shards hold it."""

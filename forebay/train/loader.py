@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 import torch
 
+from forebay.config.frozen_models import TokenPattern
 from forebay.config.tree import DeviceFeaturesConfig
 from forebay.errors import ConfigError
 from forebay.plan.cursor import WEIGHTLESS, Cursor, CursorStep, LoaderState, Resumable
@@ -48,6 +49,8 @@ class LoaderSettings:
     padding_side: PaddingSide = "right"
     crop_s: float | None = None
     """Batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `CropDraws`."""
+    tokens: Mapping[str, TokenPattern] = field(default_factory=dict, hash=False)
+    """Codes that stand in batches as tokens, by field."""
     form: Literal["padded", "ragged"] = "padded"
     """`ragged`: a batch is a `RaggedBatch`, what the cache holds of its samples, one behind the other."""
     mask_fillers: bool = False
@@ -198,6 +201,7 @@ class Loader(Resumable):
             dtype=settings.dtype,
             padding_side=settings.padding_side,
             crop_s=settings.crop_s,
+            tokens=settings.tokens,
             on_device=self._side_stream is not None,
             augmentation=augment(part) if augment is not None else None,
             features=DeviceFeatures.wanted(features, part),

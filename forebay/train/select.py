@@ -130,6 +130,7 @@ def loader_settings(config: Config) -> LoaderSettings:
         prefetch=section.prefetch,
         pin_memory=section.pin_memory,
         form=section.form,
+        tokens=section.tokens,
     )
 
 

@@ -63,7 +63,7 @@ class Opened:
         if lacks := [name for name in ("compute", "num_frames") if not callable(members[name])]:
             raise ConfigError(f"{label} has no method {' and no method '.join(lacks)}; add it", code="FB128")
         try:
-            fields = _forms(members["fields"], dtype)
+            fields = forms_declared(members["fields"], dtype)
             form = BatchForm(made_by=own.__name__, fields=fields, promise=Promise(kind="exact"))
         except ValueError as err:
             raise ConfigError(f"{label}: its fields: {err}; see docs/data.md", code="FB128") from err
@@ -173,7 +173,8 @@ def _member(instance: Any, name: str, label: str) -> Any:
         return getattr(instance, name, None)
 
 
-def _forms(declared: Any, dtype: str) -> tuple[FieldForm, ...]:
+def forms_declared(declared: Any, dtype: str) -> tuple[FieldForm, ...]:
+    """Returns the forms of what a class says of its fields; ValueError for what is none. dtype: of stored float32."""
     if not isinstance(declared, Mapping) or not declared:
         raise ValueError(f"wanted a dict of names and what each is, got {declared!r:.80}")
     return tuple(_form(name, given, dtype) for name, given in declared.items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,24 @@ def probed(question: dict[str, Any]) -> dict[str, Any]:
 
 def _unlisted(own: Own) -> set[str]:
     """Returns the files below the config's folder that are opened or imported from now on and that no key knows."""
-    found: set[str] = set()
     if own.path is None:
-        return found
+        return set()
     own_path = Path(os.path.realpath(own.path))
     folder = own_path.parents[len(Path(own.spec.rpartition(":")[0]).parts) - 1]
-    known = {own_path, *(Path(os.path.realpath(own_path.parent / name)) for name, _ in own.files)}
+    return files_read(folder, [own_path, *(own_path.parent / name for name, _ in own.files)])
+
+
+def files_read(folder: Path, listed: Sequence[Path], is_on: Callable[[], bool] = lambda: True) -> set[str]:
+    """Returns a set that gets the files below a folder that are opened or imported from now on and are not listed.
+
+    is_on: whether what is opened now counts.
+    """
+    found: set[str] = set()
+    known = {Path(os.path.realpath(path)) for path in listed}
     others = [Path(os.path.realpath(place)) for place in (sys.prefix, Path(__file__).parents[3])]
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str | bytes) and "r" in (args[1] or "r"):
+        if event == "open" and is_on() and isinstance(args[0], str | bytes) and "r" in (args[1] or "r"):
             path = Path(os.path.realpath(os.fsdecode(args[0])))
             if path.is_relative_to(folder) and path not in known and not any(map(path.is_relative_to, others)):
                 is_cached = path.parent.name == "__pycache__"

@@ -91,14 +91,14 @@ class Own(Declared):
         name, _, class_name = spec.rpartition(":")
         path = folder / name
         content = source_of(path, folder, ASKER)
-        version, files = _written(content, path, class_name)
+        version, files = written_facts(content, path, class_name, ASKER)
         return cls(
             made_by=class_name,
             settings=plain,
             dtype=dtype,
             rate_hz=rate_hz,
             digest=hashlib.sha256(content).hexdigest(),
-            files=tuple((name, digest_of(_beside(path, name), folder, ASKER)) for name in sorted({*files})),
+            files=digests_of(files, path, folder, ASKER),
             version=version,
             path=path,
             spec=spec,
@@ -183,12 +183,7 @@ class Own(Declared):
             work="the probe clips",
         )
         if unlisted := found.get("unlisted"):
-            raise ConfigError(
-                f"{self.label} reads {unlisted[0]}, which it does not list, so that an edit would change no key; write "
-                f"files = {json.dumps([Path(name).name for name in unlisted])} into the class, beside whose file they "
-                "lie, and code of other files into that file",
-                code="FB143",
-            )
+            raise unlisted_error(self.label, unlisted)
         if error := found.get("error"):
             raise ConfigError(error, code="FB128")
         return [[(kind, value) for kind, value in run] for run in found["runs"]]
@@ -203,6 +198,16 @@ class Own(Declared):
         path = question["path"]
         files = tuple((name, digest) for name, digest in question["files"])
         return cls(**{**question, "files": files, "path": None if path is None else Path(path)})
+
+
+def unlisted_error(label: str, unlisted: Sequence[str]) -> ConfigError:
+    """Returns the error for files that a class reads and does not list."""
+    return ConfigError(
+        f"{label} reads {unlisted[0]}, which it does not list, so that an edit would change no key; write "
+        f"files = {json.dumps([Path(name).name for name in unlisted])} into the class, beside whose file they "
+        "lie, and code of other files into that file",
+        code="FB143",
+    )
 
 
 def own_problems(name: str, settings: Mapping[str, Any]) -> list[str]:
@@ -253,7 +258,7 @@ def _from_file(own: Own, path: Path) -> Any:
     """Returns the class of a file whose content, and that of the files it lists, is what the key says."""
     content = same_source(path, own.digest, ASKER)
     for name, digest in own.files:
-        if (found := digest_of(_beside(path, name), path.parent, ASKER)) != digest:
+        if (found := digest_of(_beside(path, name, ASKER), path.parent, ASKER)) != digest:
             raise ConfigError(
                 f"{own.label}: {name} has changed: its sha256 was {digest[:16]} and is {found[:16]}; run it again",
                 code="FB128",
@@ -280,29 +285,26 @@ def _from_entry(own: Own) -> Any:
         return found.load()
 
 
-def _beside(path: Path, name: str) -> Path:
+def digests_of(files: Sequence[str], path: Path, folder: Path, asker: Asker) -> tuple[tuple[str, str], ...]:
+    """Returns the names and sha256 of the files that the class in a file lists. folder: of the config."""
+    return tuple((name, digest_of(_beside(path, name, asker), folder, asker)) for name in sorted({*files}))
+
+
+def _beside(path: Path, name: str, asker: Asker) -> Path:
     """Returns the file that a class lists. Raises ConfigError where the name leads out of the folder of its file."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\\" in name or not name.isprintable():
-        raise ConfigError(
-            f"{ASKER.setting}: {path.name} lists {json.dumps(name)}, wanted a file at or below its own folder",
-            code="FB128",
-        )
+        raise asker.refused(f"{path.name} lists {json.dumps(name)}, wanted a file at or below its own folder")
     return path.parent / name
 
 
-def _written(content: bytes, path: Path, class_name: str) -> tuple[int, list[str]]:
+def written_facts(content: bytes, path: Path, class_name: str, asker: Asker) -> tuple[int, list[str]]:
     """Returns `version` and `files` as the body of a class has them."""
-    found = written(content, path, class_name, ("version", "files"), ASKER)
+    found = written(content, path, class_name, ("version", "files"), asker)
     version, files = found.get("version"), found.get("files", [])
+    body = f"the body of class {class_name} of {path}"
     if type(version) is not int:
-        raise ConfigError(f"{_of_class(path, class_name)} needs a version: write version = 1 there", code="FB128")
+        raise asker.refused(f"{body} needs a version: write version = 1 there")
     if not isinstance(files, (list, tuple)) or not all(isinstance(name, str) for name in files):
-        raise ConfigError(
-            f'{_of_class(path, class_name)} lists its files as they are written: files = ["filters.npy"]', code="FB128"
-        )
+        raise asker.refused(f'{body} lists its files as they are written: files = ["filters.npy"]')
     return version, list(files)
-
-
-def _of_class(path: Path, class_name: str) -> str:
-    return f"{ASKER.setting}: the body of class {class_name} of {path}"

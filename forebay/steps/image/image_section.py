@@ -53,7 +53,7 @@ class ImageGroup(GroupRecipe):
         """See `GroupRecipe`; of a processor without a document nothing but what the recipe says."""
         vision, found = config.vision, _of_sound(config)
         if vision is not None and vision.images == "none":
-            is_taken = any(model.takes == "image" for model in config.model)
+            is_taken = any("image" in model.taken for model in config.model)
             return found if is_taken else [*found, 'vision.images is "none", and no [[model]] takes images; add one']
         name = None if vision is None else _step_name(config, vision)
         if vision is None or name is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from forebay.store.layout import Group
@@ -18,10 +18,12 @@ Steps = Callable[[Any, int], int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenFamily:
-    """How a kind of model is used. loader: the class of transformers, or diffusers, that opens the folder.
+    """How a kind of model is used.
 
+    takes: a kind of item, or `image+text`. loader: the class of transformers, or diffusers, that opens the folder.
     part: the attribute that is the model proper. output: what is stored. steps: None where outputs are of one length.
-    layered: the call takes `output_hidden_states`. args: what `[[model]] args` may set of the call.
+    layered: the call takes `output_hidden_states`. args: what `[[model]] args` may set of the call. is_causal: whether
+    it is a language model, which has logits of a text's own tokens.
     library: that has the loader. factor: of an autoencoder, by its config.json: pixels of a side to one of a latent.
     facts: values of config.json that the cache's constants hold.
     """
@@ -35,6 +37,7 @@ class FrozenFamily:
     batch: int = 8
     layered: bool = True
     args: frozenset[str] = frozenset()
+    is_causal: bool = False
     library: Literal["transformers", "diffusers"] = "transformers"
     factor: Callable[[Mapping[str, Any]], int] | None = None
     facts: tuple[str, ...] = ()
@@ -79,6 +82,7 @@ def _codec(*args: str) -> FrozenFamily:
 # Of most of these the first norm goes over all of a batch, padding too.
 _WAVES = FrozenFamily(takes="audio", steps=by_convolutions, batch=1)
 _TEXTS = FrozenFamily(takes="text", steps=as_many, batch=32)
+_CAUSAL = replace(_TEXTS, is_causal=True)
 _IMAGES = FrozenFamily(takes="image", batch=16)
 FAMILIES: Mapping[str, tuple[FrozenFamily, ...]] = {
     "mimi": (_codec("num_quantizers"),),
@@ -92,7 +96,8 @@ FAMILIES: Mapping[str, tuple[FrozenFamily, ...]] = {
         name: (FrozenFamily(takes="text", loader=f"{name.upper()}EncoderModel", steps=as_many, batch=32),)
         for name in ("t5", "mt5", "umt5")
     },
-    **dict.fromkeys(("clip_text_model", "bert", "roberta", "xlm-roberta", "qwen2", "qwen3", "llama"), (_TEXTS,)),
+    **dict.fromkeys(("clip_text_model", "bert", "roberta", "xlm-roberta"), (_TEXTS,)),
+    **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text", "gpt2", "gpt_neox"), (_CAUSAL,)),
     **dict.fromkeys(("clip_vision_model", "siglip_vision_model", "dinov2", "vit"), (_IMAGES,)),
     "AutoencoderKL": (
         FrozenFamily(
@@ -112,6 +117,7 @@ FAMILIES: Mapping[str, tuple[FrozenFamily, ...]] = {
         (
             FrozenFamily(takes="image", part="vision_model", batch=16),
             FrozenFamily(takes="text", part="text_model", steps=as_many, batch=32),
+            FrozenFamily(takes="image+text", output="similarity", batch=16, layered=False),
         ),
     ),
 }

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from forebay.config.code import facts_of
+from forebay.config.code import facts_of, not_allowed
 from forebay.config.tree import Config
 from forebay.extras import require_module
-from forebay.steps.model.model_step import ModelStep
+from forebay.steps.model.model_step import CODE, ModelStep
 from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import Step, TextStep
 from forebay.store.layout import Group
@@ -41,11 +41,23 @@ class ModelGroup(GroupRecipe):
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
         """Returns which models are given what rows do not have, and which names stand twice."""
-        has = {*facts_of(config).groups, "text"}
+        facts = facts_of(config)
+        allowed = config.run.allow_code
+        has = {*facts.groups, *({"text"} & {*facts.columns})}
+        known = " and ".join(sorted(has))
         found = [
-            f'model.{model.name}: takes = "{model.takes}", and rows have items of {", ".join(sorted(has))} alone'
+            f'model.{model.name}: takes = "{kind}", and rows that are {facts.name} have {known} alone'
             for model in config.model
-            if model.takes not in has
+            for kind in model.taken
+            if kind not in has
+        ]
+        found += [not_allowed(CODE.setting, model.folder) for model in config.model if model.is_code and not allowed]
+        found += [
+            f"model.{model.name}.{name} is of a folder, and {model.folder} is code; leave it out"
+            for model in config.model
+            if model.is_code
+            for name in ("call", "keep", "layer", "size")
+            if getattr(model, name) is not None
         ]
         names = Counter(model.name for model in config.model)
         return [*found, *(f"model: {count} models are called {name!r}" for name, count in names.items() if count > 1)]
@@ -75,4 +87,5 @@ class ModelGroup(GroupRecipe):
 
     def check(self, text: TextStep, kept: Collection[str]) -> None:  # noqa: ARG002
         """Raises ConfigError for a model that is not known, or an argument that its call has not."""
-        self.step.arguments(self.step.family())
+        if not self.step.is_code:
+            self.step.arguments(self.step.family())

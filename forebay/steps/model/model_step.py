@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from forebay.config.code import Asker, source_of, spec_problem
 from forebay.config.frozen_models import KeptOutput, ModelConfig
 from forebay.config.pretrained_folder import hub_advice, is_whole, tokenizer_files
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.pretrained import kernels_in
 from forebay.steps.audio.declared import form_of
+from forebay.steps.audio.own_step import digests_of, written_facts
 from forebay.steps.form import BatchForm
 from forebay.steps.image.cropped import Cropped
+from forebay.steps.model.derived_outputs import DERIVED, DerivedOutput
 from forebay.steps.model.frozen_families import FAMILIES, FrozenFamily
 from forebay.steps.step import MODEL, ItemStep, Stored
 from forebay.store.layout import Group
 from forebay.store.memo import Memo, hash_now
 
+CODE = Asker("model.folder", "FB147")
 _DOCUMENTS = ("config.json", "preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "*.safetensors"
+_LANGUAGE = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +64,7 @@ class ModelStep(ItemStep):
         return cls(
             label=model.name,
             digest=_digest_of(model, config),
-            takes=model.takes,
+            takes="+".join(model.taken),
             call=model.call,
             keep=None if kept is None else tuple((name, each.output, each.dtype) for name, each in kept),
             layer=model.layer,
@@ -73,10 +79,17 @@ class ModelStep(ItemStep):
         """Returns what the recipe key says of the step: all but the batch, within whose promise the values stay."""
         return {name: value for name, value in self.compared().items() if name != "batch_size"}
 
+    @property
+    def is_code(self) -> bool:
+        """Whether it is a class of the user."""
+        return code_of(self.folder)[0].suffix == ".py"
+
     def family(self) -> FrozenFamily:
         """Returns how the model is used, by its config.json. Raises ConfigError for one that is not known, and where
-        `size` is not what its images need.
+        `size` is not what its images need. A class of the user has none of its own.
         """
+        if self.is_code:
+            return FrozenFamily(takes=self.takes)
         path, document = Path(self.folder) / "config.json", self.config_json()
         named = document.get("model_type") or document.get("_class_name")
         found = [family for family in FAMILIES.get(str(named), ()) if family.takes == self.takes]
@@ -101,8 +114,9 @@ class ModelStep(ItemStep):
 
     def facts(self) -> dict[str, Any]:
         """Returns what a cache's constants hold of config.json: how an autoencoder's latents are scaled for use."""
-        document = self.config_json()
-        return {name: document[name] for name in self.family().facts if document.get(name) is not None}
+        facts = self.family().facts
+        document = self.config_json() if facts else {}
+        return {name: document[name] for name in facts if document.get(name) is not None}
 
     def _check_target(self, family: FrozenFamily, document: Mapping[str, Any]) -> None:
         target, where = self.target, f"model.{self.label}"
@@ -127,20 +141,47 @@ class ModelStep(ItemStep):
             return {self.label: KeptOutput(output=family.output)}
         return {name: KeptOutput(output=output, dtype=dtype) for name, output, dtype in self.keep}  # type: ignore[arg-type]
 
+    def derived(self, family: FrozenFamily) -> list[DerivedOutput]:
+        """Returns those of the kept outputs that are made of what the model returns."""
+        return [DERIVED[each.output] for each in self.outputs(family).values() if each.output in DERIVED]
+
+    def loader(self, family: FrozenFamily) -> str:
+        """Returns the class that opens the folder: that of the family, or one with the head that gives an output.
+
+        Raises ConfigError for outputs that no class gives, or no one class.
+        """
+        heads = {each.loaders.get(self.takes, "") for each in self.derived(family) if each.loaders}
+        if len(heads) > 1 or "" in heads or (_LANGUAGE in heads and not family.is_causal):
+            raise ConfigError(
+                f"model.{self.label}.keep: {', '.join(sorted(each.output for each in self.outputs(family).values()))}"
+                f" are given by no one model that takes {self.takes}; write a section each, of a model that has them",
+                code="FB147",
+            )
+        return heads.pop() if heads else family.loader
+
     def arguments(self, family: FrozenFamily) -> dict[str, Any]:
-        """Returns the arguments of the call. Raises ConfigError for one that the family's call has not."""
+        """Returns the arguments of the call, and the settings of derived outputs.
+
+        Raises ConfigError for one that neither has.
+        """
         given: dict[str, Any] = json.loads(self.args)
-        if unknown := sorted(given.keys() - family.args):
-            takes = f"wanted {' or '.join(sorted(family.args))}" if family.args else "it takes none"
+        known = family.args | {each.setting for each in self.derived(family) if each.setting}
+        if unknown := sorted(given.keys() - known):
+            takes = f"wanted {' or '.join(sorted(known))}" if known else "it takes none"
             raise ConfigError(
                 f"model.{self.label}.args: {unknown[0]} is no argument of {family.call} here; {takes}", code="FB147"
             )
         return given
 
+    def batch_of(self, family: FrozenFamily) -> int:
+        """Returns how many samples are given at once; one where logits are of a whole vocabulary."""
+        of_family = 1 if family.is_causal and self.loader(family) != family.loader else family.batch
+        return self.batch_size or of_family
+
     def require_unchanged(self) -> None:
         """Raises BuildError where the folder, which was just opened, has another content than the key says."""
         read = lambda paths: [hash_now(path).xxh3_128 for path in paths]  # noqa: E731
-        now = folder_digest(Path(self.folder), read, with_tokenizer=self.takes == "text", label=self.label)
+        now = folder_digest(Path(self.folder), read, with_tokenizer="text" in self.takes, label=self.label)
         if now != self.digest:
             raise BuildError(
                 f"{self.folder} changed during the build (its digest was {self.digest[:16]} when that began and is "
@@ -169,7 +210,7 @@ def _target_of(model: ModelConfig, config: Config) -> Cropped | None:
 
 def _digest_of(model: ModelConfig, config: Config) -> str:
     folder = Path(model.folder)
-    if not is_whole(folder):
+    if not (code_of(model.folder)[0].is_file() if model.is_code else is_whole(folder)):
         if model.digest is not None:
             return model.digest
         raise ConfigError(
@@ -177,7 +218,11 @@ def _digest_of(model: ModelConfig, config: Config) -> str:
             f"training reads the cache, set digest to what forebay key prints{hub_advice(folder, 'model')}",
             code="FB147",
         )
-    found = folder_digest(folder, Memo.of(config).hashes, with_tokenizer=model.takes == "text", label=model.name)
+    if model.is_code:
+        found = own_digest(*code_of(model.folder), Path(config.path).parent)
+    else:
+        hashes = Memo.of(config).hashes
+        found = folder_digest(folder, hashes, with_tokenizer="text" in model.taken, label=model.name)
     if model.digest not in (None, found):
         raise ConfigError(
             f"model.{model.name}: digest is {str(model.digest)[:16]}, and {folder} has {found[:16]}; correct one "
@@ -185,6 +230,25 @@ def _digest_of(model: ModelConfig, config: Config) -> str:
             code="FB147",
         )
     return found
+
+
+def code_of(folder: str) -> tuple[Path, str]:
+    """Returns file and name of a class of the user. folder: `/path/of/file.py:Class`."""
+    path, _, name = folder.rpartition(":")
+    return Path(path), name
+
+
+def own_digest(path: Path, name: str, folder: Path) -> str:
+    """Returns the sha256 of what a class is: its file, its version and the files that it lists; imports nothing.
+
+    folder: of the config. Raises ConfigError for what is no regular file at or below it, or no such class.
+    """
+    if problem := spec_problem(f"{os.path.relpath(path, folder)}:{name}", what="class"):
+        raise CODE.refused(problem)
+    content = source_of(path, folder, CODE)
+    version, files = written_facts(content, path, name, CODE)
+    document = [hashlib.sha256(content).hexdigest(), version, digests_of(files, path, folder, CODE)]
+    return hashlib.sha256(json.dumps(document).encode()).hexdigest()
 
 
 def folder_digest(

@@ -24,6 +24,7 @@ from forebay.config.frozen_models import KeptOutput
 from forebay.errors import BuildError, ConfigError, ForebayError
 from forebay.pretrained import from_folder, no_bar
 from forebay.steps.form import FieldForm
+from forebay.steps.model.derived_outputs import DERIVED, STATES
 from forebay.steps.model.free_memory import free_bytes, weights_bytes
 from forebay.steps.model.frozen_families import FrozenFamily
 from forebay.steps.model.model_step import ModelStep
@@ -32,22 +33,21 @@ from forebay.store.layout import Array
 from forebay.task_map import mark
 from forebay.visible import human_bytes
 
-_CODES = "audio_codes"
-_STATES = "last_hidden_state"
-_MEAN = "mean"
+_CODES, _TOKENS = "audio_codes", "input_ids"
 _ONE_AT_A_TIME = threading.Lock()
 """Threads of an uncached loader share a model, and nobody promises that it may be called by several."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model, what it is called with, and what is kept."""
+    """A model, what it is called with, and what is kept. settings: of derived outputs."""
 
     step: ModelStep
     family: FrozenFamily
     model: Any
     kept: Mapping[str, KeptOutput]
     arguments: Mapping[str, Any]
+    settings: Mapping[str, Any]
     device: torch.device
 
     @classmethod
@@ -60,6 +60,9 @@ class OpenModel:
         """
         family = step.family()
         kept, arguments = step.outputs(family), step.arguments(family)
+        named = {each.setting for each in step.derived(family) if each.setting}
+        settings = {name: arguments.pop(name, None) for name in named}
+        has_head = step.loader(family) != family.loader
         if device != "cpu":  # switches of the whole process, which trains where samples are made on the fly
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -68,7 +71,8 @@ class OpenModel:
             _require_weights(step, device)
         model = _loaded(step, family)
         step.require_unchanged()
-        if family.layered and (step.layer is not None):
+        keeps_states = any(each.output in (STATES, "mean") for each in kept.values())
+        if family.layered and (step.layer is not None or (has_head and keeps_states)):
             arguments["output_hidden_states"] = True
         elif step.layer is not None:
             raise ConfigError(f"model.{step.label}.layer: {family.call} gives no layers; leave it out", code="FB147")
@@ -79,7 +83,7 @@ class OpenModel:
             )
         with at_samples(step, ()):
             placed = model.to(device).eval()
-        return cls(step, family, placed, kept, arguments, torch.device(device))
+        return cls(step, family, placed, kept, arguments, settings, torch.device(device))
 
     @property
     def made_by(self) -> str:
@@ -102,7 +106,7 @@ class OpenModel:
     @property
     def batch_size(self) -> int:
         """Samples that are given to the model at once."""
-        return self.step.batch_size or self.family.batch
+        return self.step.batch_of(self.family)
 
     def made(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Array]]:
         """Returns the kept arrays of each sample of a batch, without its padding.
@@ -114,6 +118,8 @@ class OpenModel:
         given = {name: self._on_device(value) for name, value in batch.items() if name in taken}
         with _ONE_AT_A_TIME, torch.inference_mode():
             answer = call(**given, **self.arguments)
+            if _TOKENS in given and any(each.output == _TOKENS for each in self.kept.values()):
+                answer[_TOKENS] = given[_TOKENS]  # what the other outputs stand beside
             steps = None if self.family.steps is None else [self.family.steps(self.model, n) for n in rows]
             found = {name: self._kept(answer, name, steps) for name in self.kept}
         return [{name: arrays[place] for name, arrays in found.items()} for place in range(len(rows))]
@@ -124,27 +130,36 @@ class OpenModel:
 
     def _kept(self, answer: Any, field: str, steps: Sequence[int] | None) -> list[Array]:
         output = self.kept[field].output
-        values = self._output(answer, _STATES if output == _MEAN else output)
+        derived = DERIVED.get(output)
+        parts = [self._rows(answer, name, steps) for name in (derived.of if derived else (output,))]
+        if derived is None:
+            return list(map(_array, parts[0]))
+        setting = None if derived.setting is None else self.settings[derived.setting]
+        try:
+            return [_array(derived.make(*own, setting, self.model.config)) for own in zip(*parts, strict=True)]
+        except ValueError as err:
+            raise ConfigError(f"model.{self.step.label}.args: {err}", code="FB147") from err
+
+    def _rows(self, answer: Any, output: str, steps: Sequence[int] | None) -> Sequence[torch.Tensor]:
+        """Returns an output of each sample, without its padding."""
+        values = self._output(answer, output)
         if output == _CODES:
             values = (values[0] if values.ndim == 4 else values).transpose(1, 2)
-        if output != _MEAN:
+        if output in {kept.output for kept in self.kept.values()}:
             values = values.cpu()  # at once: each copy waits for the device
-        count = len(values)
-        own = [None] * count if steps is None or values.ndim < 3 else steps
-        if steps is not None and values.ndim >= 3 and max(steps) > values.shape[1]:
+        if steps is None or values.ndim < (2 if output == _TOKENS else 3):
+            return list(values)
+        if max(steps) > values.shape[1]:
             raise BuildError(
                 f"model.{self.step.label}: {output} has {values.shape[1]} steps for {max(steps)} that are expected; "
                 "this is a fault of forebay's table of families",
                 code="FB147",
             )
-        parts = [row if end is None else row[:end] for row, end in zip(values, own, strict=True)]
-        if output == _MEAN:
-            parts = [part.float().mean(dim=0) for part in parts]
-        return [_array(part) for part in parts]
+        return [row[:end] for row, end in zip(values, steps, strict=True)]
 
     def _output(self, answer: Any, name: str) -> torch.Tensor:
-        if name == _STATES and self.step.layer is not None:
-            return answer.hidden_states[self.step.layer]  # type: ignore[no-any-return]
+        if name == STATES and "output_hidden_states" in self.arguments:
+            return self._layer(answer.hidden_states)
         found = answer
         for part in name.split(".") if not isinstance(answer, torch.Tensor) else ():
             found = getattr(found, part, None)
@@ -156,19 +171,35 @@ class OpenModel:
             )
         return found
 
-    def form(self, field: str, arrays: Sequence[Array]) -> tuple[FieldForm, ...]:
-        """Returns the form of a field, and of the mask of one that grows. arrays: of some samples, each alone."""
-        kept, first = self.kept[field], arrays[0]
+    def _layer(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        layer = -1 if self.step.layer is None else self.step.layer
+        if not -len(states) <= layer < len(states):
+            raise ConfigError(
+                f"model.{self.step.label}.layer is {layer}, and {self.made_by} has layers 0 to {len(states) - 1}",
+                code="FB147",
+            )
+        return states[layer]
+
+    def declared(self, first: Mapping[str, Array]) -> tuple[tuple[FieldForm, ...], Mapping[str, str]]:
+        """Returns the forms of fields, and the dtypes of those that are one number. first: of a sample alone."""
+        numbers = {name: "float32" if a.dtype.kind == "f" else "int64" for name, a in first.items() if not a.ndim}
+        forms = (form for name in self.kept if name not in numbers for form in self._form(name, first[name]))
+        return tuple(forms), numbers
+
+    def _form(self, field: str, first: Array) -> tuple[FieldForm, ...]:
+        """Returns the form of a field, and of the mask of one that grows. first: of a sample alone."""
+        kept = self.kept[field]
         if self.family.factor is not None:  # the sides of a latent are those of its image
             holds_moments = kept.output == self.family.output
             more: dict[str, Any] = {"shape": (len(first), None, None), "holds_moments": holds_moments}
             return (FieldForm(name=field, dtype="float32", stored_dtype=kept.dtype, pad=None, **more),)
-        grows = self.family.steps is not None and kept.output != _MEAN and first.ndim >= 2
+        grows = self.family.steps is not None and first.ndim >= (1 if kept.output == _TOKENS else 2)
         shape: tuple[int | None, ...] = (None, *first.shape[1:]) if grows else first.shape
         if first.dtype.kind == "f":
             form = FieldForm(name=field, dtype="float32", shape=shape, stored_dtype=kept.dtype)
         else:
-            form = FieldForm(name=field, dtype="int64", shape=shape, stored_dtype=_codes_dtype(self.model))
+            stored = _codes_dtype(self.model) if kept.output == _CODES else "int32"
+            form = FieldForm(name=field, dtype="int64", shape=shape, stored_dtype=stored)
         if not grows:
             return (form,)
         return form, FieldForm(name=f"{field}_mask", dtype="int64", shape=(None,), stored_dtype="uint8", mask_of=field)
@@ -232,12 +263,12 @@ def _text_of(path: Path) -> str:
 def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
     from safetensors import SafetensorError
 
-    loader, folder = getattr(importlib.import_module(family.library), family.loader), Path(step.folder)
-    name = "dtype" if family.library == "transformers" else "torch_dtype"
+    library, folder = importlib.import_module(family.library), Path(step.folder)
+    loader, name = step.loader(family), "dtype" if family.library == "transformers" else "torch_dtype"
     options: dict[str, Any] = {name: getattr(torch, step.dtype), "use_safetensors": True}
     try:
         with no_bar():
-            whole, info = from_folder(loader, folder, **options, output_loading_info=True)
+            whole, info = from_folder(getattr(library, loader), folder, **options, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
         raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB147") from err
     if missing := sorted(info["missing_keys"]):
@@ -246,7 +277,10 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
             f"{missing[0]} among them: its values would be random; name the folder of the whole model",
             code="FB147",
         )
-    return functools.reduce(getattr, filter(None, family.part.split(".")), whole)
+    if "use_cache" in whole.config:
+        whole.config.use_cache = False  # of keys and values, which nobody reads
+    is_whole = loader != family.loader or step.call not in (None, family.call)
+    return whole if is_whole else functools.reduce(getattr, filter(None, family.part.split(".")), whole)
 
 
 def _array(values: torch.Tensor) -> Array:
@@ -264,7 +298,7 @@ def too_large(values: Mapping[str, Array], forms: Mapping[str, FieldForm]) -> st
     """Returns which field holds NaN, infinity or what its stored type cannot hold; None where all is well."""
     for name, array in values.items():
         if array.dtype.kind == "f" and array.size:
-            stored = forms[name].stored_dtype
+            stored = forms[name].stored_dtype if name in forms else "float32"
             largest = float(np.abs(array).max())
             if not largest <= float(np.finfo(stored).max):
                 return f"{name} holds {largest:g}, which {stored} does not"

@@ -83,10 +83,11 @@ class CaptionEncoder(OneByOne):
     name, needs_items = Caption.name, Caption.needs_items
     turn = TURN
 
-    def __init__(self, step: Caption) -> None:
+    def __init__(self, step: Caption, *, may_lack_pad: bool = False) -> None:
+        """may_lack_pad: a tokenizer that names no pad_token pads with its eos_token, for who looks at no padding."""
         self._folder = Path(step.tokenizer_folder)
         require_digest("text.tokenizer", self._folder, tokenizer_digest(self._folder), step.tokenizer)
-        self.tokenizer = _load(self._folder)
+        self.tokenizer = _load(self._folder, may_lack_pad=may_lack_pad)
         own = _own_settings(Path(step.processor_folder), self._folder, self.tokenizer)
         self._padding = step.padding or ("max_length" if own.get("padding") == "max_length" else "longest")
         self._limit = step.max_length or own.get("max_length") or _model_limit(self.tokenizer)
@@ -197,7 +198,7 @@ def _padded(row: Sequence[int], room: int, form: FieldForm, *, is_mask: bool) ->
     return values + behind if form.side == "right" else behind + values
 
 
-def _load(folder: Path) -> Any:
+def _load(folder: Path, *, may_lack_pad: bool = False) -> Any:
     for name in _DOCUMENTS:
         if "auto_map" in _document(folder / name):
             raise ConfigError(
@@ -206,6 +207,8 @@ def _load(folder: Path) -> Any:
                 code="FB105",
             )
     tokenizer = load_tokenizer(folder)
+    if tokenizer.pad_token_id is None and may_lack_pad:
+        tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
         raise ConfigError(
             f"text.tokenizer: the tokenizer in {folder} names no pad_token, and texts of a batch are padded; use the "

@@ -118,7 +118,7 @@ def item_steps_of(config: Config) -> dict[Group, type[ItemStep]]:
     """Returns the steps of the groups whose items samples have, as far as documents say them."""
     found: dict[Group, type[ItemStep] | None] = {"audio": audio_step_of(config), "image": image_step_of(config)}
     if found["image"] is None:
-        found |= {model.name: ModelStep for model in config.model if model.takes == "image"}
+        found |= {model.name: ModelStep for model in config.model if "image" in model.taken}
     return {group: step for group, step in found.items() if step is not None}
 
 

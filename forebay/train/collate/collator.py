@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from forebay.config.frozen_models import TokenPattern
 from forebay.errors import ConfigError
 from forebay.plan.permutation import derive_key
 from forebay.steps.audio.audio_section import crop_samples
@@ -27,7 +28,7 @@ from forebay.store.source import Sample, SampleSource, SourceUnion
 from forebay.train.augment.augmentation import Augmentation
 from forebay.train.augment.draws import Drawing
 from forebay.train.collate.device_features import DeviceFeatures
-from forebay.train.collate.forms import count_tokens, items_of, text_of
+from forebay.train.collate.forms import as_tokens, count_tokens, items_of, text_of
 from forebay.train.collate.patches import DeviceExpansion, Filler, weight_of
 from forebay.train.collate.patches import as_codes as coded
 from forebay.train.collate.ragged import Crossing, can_cross
@@ -160,6 +161,7 @@ class Collator:
         dtype: torch.dtype = torch.float32,
         padding_side: PaddingSide = "right",
         crop_s: float | None = None,
+        tokens: Mapping[str, TokenPattern] | None = None,
         on_device: bool = False,
         augmentation: Augmentation | None = None,
         features: DeviceFeatures | None = None,
@@ -169,6 +171,7 @@ class Collator:
         source: of a union whose sources have other fields, each its own collator, as `Loader` has.
         dtype: of floating-point fields: float32, float16 or bfloat16. padding_side: of `input_ids`.
         crop_s: length of random crops; samples then have the draw of their crop beside them (`CropDraws.beside`).
+        tokens: which codes stand in batches as tokens of a language model.
         on_device: `finish` makes the batch of what `collate` gives, where it lies then: items cross over one behind the
             other, or as codes.
         features: that are made of waveforms, here or where `finish` is called.
@@ -186,8 +189,13 @@ class Collator:
             )
         stored = Stored.of(source)
         self.dtype, self.padding_side = dtype, padding_side
-        self._items = items_of(stored)
+        self._items = as_tokens(items_of(stored), tokens or {}, name=stored.name)
         self._text = text_of(stored)
+        if not self._items and self._text is None:
+            raise ConfigError(
+                f"{stored.name}: its samples have columns alone, and a batch holds none; add audio.features, [text] or "
+                "a [[model]] with outputs of several numbers, or read cache.table()"
+            )
         self._augmentation, self._features, self._is_on_device = augmentation, features, on_device
         self._crossing: dict[int, Crossing] = {}
         self._expansion = DeviceExpansion(dtype=dtype)

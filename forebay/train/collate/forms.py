@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import torch
 
+from forebay.config.frozen_models import TokenPattern
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import form_of
 from forebay.steps.batch import IGNORED, collate, collate_fields, count
-from forebay.steps.form import BatchForm
+from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.step import CLIPS, Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
 from forebay.steps.table import form_step, forms_of, prompts_beside, text_step_of, unknown
 from forebay.steps.text.transcript import Transcript
@@ -38,6 +39,8 @@ class BatchItems:
     """What padding is a share of."""
     is_one_each: bool = True
     """Whether every sample has exactly one."""
+    tokens: Mapping[str, TokenPattern] = field(default_factory=dict)
+    """Codes that stand in the batch as tokens, by field."""
 
     def collate(
         self,
@@ -52,7 +55,7 @@ class BatchItems:
 
         crossing: makes what a device finishes. drawing: of the samples, where they are changed.
         """
-        form, columns = self.form, self.form.columns(samples)
+        form, columns = self.form, self._columns(samples)
         if not any(columns[form.main.name]):
             return {}
         behind = [field.name for field in form.stored if field.join == "cat"]
@@ -79,7 +82,13 @@ class BatchItems:
         if self.counted == "items":
             items = sum(len(sample[main.on_disk]) for sample in samples)
             return items, items
-        return count(main, self.form.columns(samples)[main.name], are_rows=True)
+        return count(main, self._columns(samples)[main.name], are_rows=True)
+
+    def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Sequence[Array]]]:
+        columns = self.form.columns(samples)
+        for name, pattern in self.tokens.items():
+            columns[name] = [[in_pattern(codes, pattern) for codes in of_one] for of_one in columns[name]]
+        return columns
 
     @property
     def has_rows(self) -> bool:
@@ -119,6 +128,44 @@ def items_of(stored: Stored) -> tuple[BatchItems, ...]:
             )
         )
     return tuple(found)
+
+
+def as_tokens(
+    items: tuple[BatchItems, ...], tokens: Mapping[str, TokenPattern], *, name: str
+) -> tuple[BatchItems, ...]:
+    """Returns items some of whose codes stand in the batch as tokens. Raises ConfigError for what are no codes.
+
+    tokens: by field. name: of the cache.
+    """
+    known = {form.name for each in items for form in each.form.stored if _are_codes(form)}
+    if unknown := sorted(tokens.keys() - known):
+        codes = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"loader.tokens.{unknown[0]}: {name} has codes [frames, codebooks] in these fields: {codes}")
+    return tuple(_with_tokens(each, tokens) for each in items)
+
+
+def _with_tokens(items: BatchItems, tokens: Mapping[str, TokenPattern]) -> BatchItems:
+    by_name = {each.name: each for each in items.form.fields}
+    own = {name: tokens[name] for name in by_name if name in tokens}
+    by_name |= {name: replace(by_name[name], stored_dtype="int32", pad=p.pad) for name, p in own.items()}
+    return replace(items, form=replace(items.form, fields=tuple(by_name.values())), tokens=own)
+
+
+def _are_codes(form: FieldForm) -> bool:
+    return form.dtype == "int64" and len(form.shape) == 2 and form.grows == (0,)
+
+
+def in_pattern(codes: Array, pattern: TokenPattern) -> Array:
+    """Returns codes as tokens, int32 [frames + ..., codebooks], see `TokenPattern`. codes: [frames, codebooks]."""
+    frames, books = codes.shape
+    bos, eos = (np.array([] if token is None else [token], np.int32) for token in (pattern.bos, pattern.eos))
+    length = len(bos) + frames + len(eos)
+    out = np.full((length + pattern.delay * (books - 1), books), pattern.pad, np.int32)
+    for book in range(books):
+        raised = codes[:, book].astype(np.int32) + book * pattern.offset
+        start = book * pattern.delay
+        out[start : start + length, book] = np.concatenate((bos, raised, eos))
+    return out
 
 
 def text_of(stored: Stored) -> TextBatch | None:

@@ -212,7 +212,8 @@ class UncachedSource(SampleSource):
     def _row_columns(self) -> dict[str, Callable[[], Any]]:
         """Returns what makes each column of `table`, in the order of a cache's."""
         made: dict[str, Callable[[], Any]] = {"index": lambda: pa.array(np.arange(len(self)))}
-        own = {TEXT, *(group.name for group in self._groups.items if group.lists is None)}
+        models = {group.name for group in self._groups.recipe.models}  # their columns are known to a cache alone
+        own = {TEXT, *(group.name for group in self._groups.items if group.lists is None)} - models
         names = [spec.name for spec in self.fields.values() if spec.role == "table" and spec.group in own]
         made |= {name: partial(self._column, name) for name in sorted(names, key="sample_id".__ne__)}
         lengths = dict(self.lengths)

@@ -22,7 +22,7 @@ from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, DecodeError
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.steps.audio.own_step import Own, _written
+from forebay.steps.audio.own_step import ASKER, Own, written_facts
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.train import make_loader
@@ -292,7 +292,7 @@ PIECES = st.sampled_from(
 def test_a_file_of_anything_is_read_or_refused(content: bytes) -> None:
     version, files = 0, list[str]()
     with contextlib.suppress(ConfigError):
-        version, files = _written(content, Path("my.py"), "Bands")
+        version, files = written_facts(content, Path("my.py"), "Bands", ASKER)
     assert isinstance(version, int)
     assert isinstance(files, list)
 

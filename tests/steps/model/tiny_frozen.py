@@ -116,6 +116,38 @@ def _bert() -> tuple[Any, Any]:
     return T.BertModel(T.BertConfig(**_SIZES, vocab_size=808)), _tokenizer()
 
 
+def _llama() -> tuple[Any, Any]:
+    return T.LlamaForCausalLM(T.LlamaConfig(**_SIZES, num_key_value_heads=1, vocab_size=808)), _tokenizer()
+
+
+def _gpt2() -> tuple[Any, Any]:
+    tokenizer = _tokenizer()
+    tokenizer.pad_token = None  # as that of GPT-2
+    return T.GPT2LMHeadModel(T.GPT2Config(vocab_size=808, n_embd=32, n_layer=2, n_head=2)), tokenizer
+
+
+def _judge() -> tuple[Any, Any]:
+    labels = {"id2label": {0: "bad", 1: "good", 2: "best"}, "label2id": {"bad": 0, "good": 1, "best": 2}}
+    return T.BertForSequenceClassification(T.BertConfig(**_SIZES, vocab_size=808, **labels)), _tokenizer()
+
+
+def _listener() -> tuple[Any, Any]:
+    config = T.HubertConfig(**_SIZES, **_CONVS, num_labels=1)
+    return T.HubertForSequenceClassification(config), T.Wav2Vec2FeatureExtractor(return_attention_mask=False)
+
+
+def _viewer() -> tuple[Any, Any]:
+    config = T.ViTConfig(**_SIZES, image_size=32, patch_size=8, num_labels=3)
+    return T.ViTForImageClassification(config), T.ViTImageProcessorPil(size={"height": 32, "width": 32})
+
+
+def _clip() -> tuple[Any, Any]:
+    text = {**_SIZES, "vocab_size": 808, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2}
+    config = T.CLIPConfig(text_config=text, vision_config={**_SIZES, "image_size": 32, "patch_size": 8})
+    images = T.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    return T.CLIPModel(config), T.CLIPProcessor(images, _tokenizer())
+
+
 def _siglip() -> tuple[Any, Any]:
     config = T.SiglipVisionConfig(**_SIZES, image_size=32, patch_size=8)
     return T.SiglipVisionModel(config), T.SiglipImageProcessorPil(size={"height": 32, "width": 32})
