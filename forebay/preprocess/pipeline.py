@@ -59,6 +59,7 @@ from forebay.store.seal import quick_problems, verify_folder
 from forebay.store.selection import filtered
 from forebay.store.shared_disk import is_gone, move, seen
 from forebay.store.source import SampleSource
+from forebay.task_map import WorkerDied
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
@@ -380,7 +381,14 @@ def _measured(groups: Groups, pool: Pool, *, copies: int = 1) -> tuple[Mapping[G
     where there is text alone: they load transformers side by side, and not one when the others are done.
     """
     asked = groups.names if groups.items else groups.names * copies
-    measured = dict(zip(asked, pool.map(_measure, [(groups, name) for name in asked]), strict=True))
+    try:
+        measured = dict(zip(asked, pool.map(_measure, [(groups, name) for name in asked]), strict=True))
+    except WorkerDied as err:
+        raise BuildError(
+            f"{err} at the built-in inputs of the {err.task[1]} steps: most often memory was full; use fewer "
+            "run.num_workers, and of a model a smaller batch or another device; nothing was made",
+            code="FB302",
+        ) from err
     constants = Constants({name: found for name, (_, found) in measured.items()})
     return {name: digest for name, (digest, _) in measured.items()}, constants
 

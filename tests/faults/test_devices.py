@@ -87,8 +87,8 @@ def _build(config: Path, root: Path, devices: str, victim: str, sample_id: str, 
 
 
 def dies(place: Modelled, number: int, folder: Path) -> str:
-    chance = dice("device", number)
-    victim, sample_id = chance.choice(["device", "preparer"]), str(chance.randrange(1, len(LENGTHS_S)))
+    chance = dice("devices", number)
+    victim, sample_id = chance.choice(["device", "preparer"]), chance.choice(["1", "2", "3"])
     is_once, root = chance.random() < 0.5, folder / "caches"
     again = functools.partial(place.children.run, _build, place.folder / "config.toml", root, '["cpu", "cpu"]')
     ended = again(victim, sample_id, folder / "killed" if is_once else None)
@@ -123,7 +123,7 @@ DEVICE: Row[Any] = Row(
     outcome="once: byte-equal shards; each time: the build stops with the sample, what is finished stays",
     prepared=modelled,
     trial=dies,
-    short=4,
+    short=2,  # once and each time, of the device
     long=60,
 )
 POISONED: Row[Any] = Row(
@@ -132,7 +132,7 @@ POISONED: Row[Any] = Row(
     outcome="the build stops with both digests, and nothing is sealed",
     prepared=modelled,
     trial=poisoned,
-    short=2,
+    short=1,
     long=4,
 )
 ROWS = [DEVICE, POISONED]
