@@ -12,11 +12,10 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.tree import AudioConfig, Config, VisionConfig
@@ -24,7 +23,6 @@ from forebay.errors import ConfigError
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.clip_group import audio_items_of
 from forebay.preprocess.cropped_images import CroppedForm, CroppedImages
-from forebay.preprocess.device_process import Model, model_at_hand
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
 from forebay.preprocess.image_form import ArrayForm, DecodedForm
 from forebay.preprocess.image_group import ImageItems
@@ -37,12 +35,10 @@ from forebay.spans import FEATURES, span
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
 from forebay.steps.audio.own_class import RESERVED
-from forebay.steps.batch import collate_fields, fresh
 from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.model.model_step import ModelStep
-from forebay.steps.model.open_model import at_samples, too_large
 from forebay.steps.model.own_model import OwnModel
 from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
@@ -51,6 +47,10 @@ from forebay.store.key import digest
 from forebay.store.layout import SIDES, Array, Constants, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
+
+if TYPE_CHECKING:
+    from forebay.preprocess.device_process import Model, ServedModel
+    from forebay.steps.model.open_model import OpenModel
 
 _WINDOW = 16
 """Batches whose samples are sorted by length together: more would hold more prepared samples in memory."""
@@ -117,6 +117,11 @@ class ModelItems:
         return self._declared[0]
 
     @property
+    def grows(self) -> bool:
+        """Whether outputs differ in length; a model of columns alone has none."""
+        return bool(self.form.stored and self.form.main.grows)
+
+    @property
     def _declared(self) -> Declared:
         return _read(self.known) if self.known else _probed(self)[0]
 
@@ -164,7 +169,7 @@ class ModelItems:
         return ({self._hash: found, **values} for found, values in zip(rows["hash"].to_pylist(), made, strict=True))
 
     def _samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
-        model, size = model_at_hand(self.step), 0
+        model, size = _at_hand(self.step), 0
         window: list[tuple[int, Values]] = []
         names = rows["sample_id"].to_pylist()
         for values in enumerate(self.prepared(model, self.base.samples(rows, read))):
@@ -181,6 +186,8 @@ class ModelItems:
 
     def _made(self, model: Model, rows: Sequence[tuple[int, Values]], names: Sequence[str]) -> Iterator[Values]:
         """Yields the outputs for prepared items, in their order; a failure is handed on. names: of all rows."""
+        from forebay.steps.model.open_model import too_large
+
         window = [values for _, values in rows]
         good = [place for place, values in enumerate(window) if "failure" not in values]
         named = [(rows[place][0], names[rows[place][0]]) for place in good]
@@ -217,13 +224,14 @@ class ModelItems:
         found: dict[int, dict[str, Array]] = {}
         for places in _batches(shapes, size, are_alike=form.main.pad is None):
             part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
-            batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
-            with span(FEATURES), at_samples(self.step, [named[place] for place in places] if named else ()):
-                outputs = model.made(batch, _own_rows(form, batch, [rows[place] for place in places]))
+            of_batch = [named[place] for place in places] if named else ()
+            outputs = _answer(model, form, part, [rows[place] for place in places], named=of_batch)
             found |= zip(places, outputs, strict=True)
         return [found[place] for place in range(len(prepared))]
 
     def _of_class(self, model: OwnModel, prepared: Sequence[Values], named: Any) -> list[dict[str, Array]]:
+        from forebay.steps.model.open_model import at_samples
+
         with span(FEATURES), at_samples(self.step, named):
             return model.made(prepared)
 
@@ -276,7 +284,7 @@ class ModelItems:
             places = int(np.prod(self.cropped.sides(items, self.step.factor()), axis=0).sum())
             return places * sum((f.shape[0] or 1) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
         size = sum(int(np.prod([n or 1 for n in f.shape])) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
-        return size * len(items) * (_STEPS_GUESSED if form.stored and form.main.grows else 1)
+        return size * len(items) * (_STEPS_GUESSED if self.grows else 1)
 
     def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:  # noqa: ARG002
         return np.zeros(len(rows), np.int32)
@@ -288,7 +296,7 @@ class ModelItems:
         return {} if self.cropped is None else {f"{self.name}_targets": self.cropped.summary(items.table)}
 
     def probed(self) -> Iterator[Values]:
-        model = model_at_hand(self.step)
+        model = _at_hand(self.step)
         prepared = [*self.prepared(model, self.base.probed())]
         yield from self._made(model, [*enumerate(prepared)], ["a built-in input"] * len(prepared))
 
@@ -303,6 +311,26 @@ def _batches(shapes: Sequence[list[tuple[int, ...]]], size: int, *, are_alike: b
     for _, found in itertools.groupby(order, key=shapes.__getitem__ if are_alike else lambda _: None):
         places = list(found)
         yield from (places[start : start + size] for start in range(0, len(places), size))
+
+
+def _at_hand(step: ModelStep) -> Model:
+    from forebay.preprocess.device_process import model_at_hand  # not at import: keys are made without torch
+
+    return model_at_hand(step)
+
+
+def _answer(
+    model: OpenModel | ServedModel, form: BatchForm, part: Any, rows: list[int], *, named: Sequence[tuple[int, str]]
+) -> list[dict[str, Array]]:
+    """Returns what a model gives for a batch. part: its columns. rows, named: of each item."""
+    import torch
+
+    from forebay.steps.batch import collate_fields, fresh
+    from forebay.steps.model.open_model import at_samples
+
+    batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
+    with span(FEATURES), at_samples(model.step, named):
+        return model.made(batch, _own_rows(form, batch, rows))
 
 
 def _own_rows(form: BatchForm, batch: Batch, rows: list[int]) -> list[int]:
@@ -402,7 +430,7 @@ def _probed(group: ModelItems) -> tuple[Declared, dict[str, Any]]:
 
     That in words, in numbers, some of the values themselves, and the machine that gave them.
     """
-    model = model_at_hand(group.step)
+    model = _at_hand(group.step)
     probed = [*group.prepared(model, group.base.probed())]
     prepared = [values for values in probed if "failure" not in values]
     if not prepared:
