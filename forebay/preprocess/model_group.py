@@ -118,6 +118,11 @@ class ModelItems:
         return self._declared[0]
 
     @property
+    def grows(self) -> bool:
+        """Whether outputs differ in length; a model of columns alone has none."""
+        return bool(self.form.stored and self.form.main.grows)
+
+    @property
     def _declared(self) -> Declared:
         return _read(self.known) if self.known else _probed(self)[0]
 
@@ -284,7 +289,7 @@ class ModelItems:
             places = int(np.prod(self.cropped.sides(items, self.step.factor()), axis=0).sum())
             return places * sum((f.shape[0] or 1) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
         size = sum(int(np.prod([n or 1 for n in f.shape])) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
-        return size * len(items) * (_STEPS_GUESSED if form.stored and form.main.grows else 1)
+        return size * len(items) * (_STEPS_GUESSED if self.grows else 1)
 
     def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:  # noqa: ARG002
         return np.zeros(len(rows), np.int32)

@@ -147,7 +147,7 @@ class ModelTrials:
 
         Those whose size the form says; of others a dry run tells.
         """
-        fixed = [group for group in self._groups() if not group.form.main.grows]
+        fixed = [group for group in self._groups() if not group.grows]
         items = {group.name: self.listing.items[group.name].table.slice(0, 1) for group in fixed}
         require_disk(self.config, sum(group.estimate_bytes(items[group.name]) * self._rows(group) for group in fixed))
         self._tried(_longest, checks_memory=True)
