@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import transformers as T
 
 from forebay import load_config
 from forebay.train import make_loader
-from tests.steps.model.tiny_frozen import save_tiny
+from tests.steps.model.tiny_frozen import save_tiny, save_vae
 
 ROOT = Path(__file__).parents[3]
 SPEECH = f"""name = "spoken"
@@ -52,6 +53,34 @@ name = "states"
 folder = "hubert"
 takes = "audio"
 keep = {states = {output = "last_hidden_state", dtype = "float32"}}
+"""
+FLOW = """name = "painted"
+[source]
+kind = "folder"
+manifest = "photos"
+meaning = "captions"
+[text]
+prompt = "plain"
+tokenizer = "t5"
+[plan]
+by = ["area", "aspect"]
+batch_size = 4
+[train]
+max_steps = 30
+learning_rate = 0.003
+[run]
+num_workers = 1
+[[model]]
+name = "latents"
+folder = "vae"
+takes = "image"
+size = 64
+shapes = 2
+step = 16
+[[model]]
+name = "words"
+folder = "t5"
+takes = "text"
 """
 
 
@@ -112,3 +141,15 @@ def unpacked(folder: Path) -> list[Path]:
         with tarfile.open(path) as tar:
             tar.extractall(folder, [each for each in tar if each.name.endswith(".flac")], filter="data")
     return sorted(folder.rglob("*.flac"))
+
+
+def test_a_flow_learns_from_latents_and_words(tmp_path: Path) -> None:
+    save_vae(tmp_path / "vae")
+    save_tiny("t5", tmp_path / "t5")
+    shutil.copytree(ROOT / "demo/vision/photos", tmp_path / "photos")
+    for path in [*(tmp_path / "photos").iterdir()]:
+        path.with_suffix(".txt").write_text(f"a photo of {path.stem}")
+    (tmp_path / "flow.toml").write_text(FLOW)
+    losses = example("flow_on_latents").main(str(tmp_path / "flow.toml"), [])
+    assert len(losses) == 30
+    assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
