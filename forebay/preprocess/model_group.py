@@ -39,8 +39,7 @@ from forebay.steps.audio.own_class import RESERVED
 from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import Processed
-from forebay.steps.model.free_memory import at_samples
-from forebay.steps.model.model_step import ModelStep
+from forebay.steps.model.model_step import ModelStep, at_samples
 from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields, shape_name

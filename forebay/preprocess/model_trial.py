@@ -25,7 +25,8 @@ from forebay.preprocess.group import Cut, Values, narrow
 from forebay.preprocess.groups import Listing
 from forebay.preprocess.model_group import ModelItems
 from forebay.preprocess.shard_task import ShardTask, reading
-from forebay.steps.model.free_memory import begin_peak, free_bytes, is_out_of_memory, peak_since, weights_bytes
+from forebay.steps.model.free_memory import begin_peak, free_bytes, peak_since, weights_bytes
+from forebay.steps.model.model_step import is_out_of_memory
 from forebay.store.layout import Array, Constants, Group
 from forebay.store.source_files import SourceFile
 from forebay.task_map import WorkerDied

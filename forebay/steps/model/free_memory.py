@@ -6,12 +6,10 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from forebay.errors import BuildError, ForebayError
 from forebay.steps.model.model_step import ModelStep
-from forebay.task_map import mark
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -91,34 +89,3 @@ def _cached_in(folder: Path) -> int:
         fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
     return 0
-
-
-@contextlib.contextmanager
-def at_samples(step: ModelStep, named: Sequence[tuple[int, str]]) -> Iterator[None]:
-    """Notes the first sample of a batch, and names it where the model fails. named: row and name of each.
-
-    Raises BuildError for what a model raises; a batch that does not fit is never cut in two: values would be others.
-    """
-    if named:
-        mark(named[0][0])
-    try:
-        yield
-    except ForebayError:
-        raise
-    except Exception as err:
-        where = f"the batch of {named[0][1]!r} and {len(named) - 1} more" if named else "a built-in input"
-        what = "make batch smaller" if is_out_of_memory(err) else "see what its device and its libraries say"
-        why = (str(err).strip() or "no message").splitlines()[0]
-        raise BuildError(
-            f"model.{step.label}: {type(err).__name__} at {where}: {why}; finished shards are kept; {what}, then run "
-            "the command again",
-            code="FB312",
-        ) from err
-
-
-def is_out_of_memory(err: BaseException) -> bool:
-    """Whether an exception says that memory is full, of a device or of the machine."""
-    of_torch = isinstance(err, RuntimeError) and any(
-        words in str(err) for words in ("out of memory", "allocate memory")
-    )
-    return isinstance(err, MemoryError) or of_torch

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from forebay.config.code import Asker, source_of, spec_problem
 from forebay.config.frozen_models import KeptOutput, ModelConfig
 from forebay.config.pretrained_folder import hub_advice, is_whole, tokenizer_files
 from forebay.config.tree import Config
-from forebay.errors import BuildError, ConfigError
+from forebay.errors import BuildError, ConfigError, ForebayError
 from forebay.pretrained import kernels_in
 from forebay.steps.audio.declared import form_of
 from forebay.steps.audio.own_step import digests_of, written_facts
@@ -25,6 +26,7 @@ from forebay.steps.model.frozen_families import FAMILIES, FrozenFamily
 from forebay.steps.step import MODEL, ItemStep, Stored
 from forebay.store.layout import Group
 from forebay.store.memo import Memo, hash_now
+from forebay.task_map import mark
 
 CODE = Asker("model.folder", "FB147")
 _DOCUMENTS = ("config.json", "preprocessor_config.json", "processor_config.json")
@@ -292,3 +294,34 @@ def _document(path: Path, label: str) -> Mapping[str, Any]:
             code="FB147",
         )
     return document
+
+
+@contextlib.contextmanager
+def at_samples(step: ModelStep, named: Sequence[tuple[int, str]]) -> Iterator[None]:
+    """Notes the first sample of a batch, and names it where the model fails. named: row and name of each.
+
+    Raises BuildError for what a model raises; a batch that does not fit is never cut in two: values would be others.
+    """
+    if named:
+        mark(named[0][0])
+    try:
+        yield
+    except ForebayError:
+        raise
+    except Exception as err:
+        where = f"the batch of {named[0][1]!r} and {len(named) - 1} more" if named else "a built-in input"
+        what = "make batch smaller" if is_out_of_memory(err) else "see what its device and its libraries say"
+        why = (str(err).strip() or "no message").splitlines()[0]
+        raise BuildError(
+            f"model.{step.label}: {type(err).__name__} at {where}: {why}; finished shards are kept; {what}, then run "
+            "the command again",
+            code="FB312",
+        ) from err
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Whether an exception says that memory is full, of a device or of the machine."""
+    of_torch = isinstance(err, RuntimeError) and any(
+        words in str(err) for words in ("out of memory", "allocate memory")
+    )
+    return isinstance(err, MemoryError) or of_torch

@@ -23,9 +23,9 @@ from forebay.errors import BuildError, ConfigError
 from forebay.pretrained import from_folder, no_bar
 from forebay.steps.form import FieldForm
 from forebay.steps.model.derived_outputs import DERIVED, STATES
-from forebay.steps.model.free_memory import at_samples, free_bytes, weights_bytes
+from forebay.steps.model.free_memory import free_bytes, weights_bytes
 from forebay.steps.model.frozen_families import FrozenFamily
-from forebay.steps.model.model_step import ModelStep
+from forebay.steps.model.model_step import ModelStep, at_samples
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
 from forebay.visible import human_bytes
