@@ -181,8 +181,21 @@ class ModelItems:
         yield from self._made(model, window, names)
 
     def prepared(self, model: Model, items: Iterator[Values]) -> Iterator[Values]:
-        """Yields what a model is given of the items that the base made: a class of the user prepares them itself."""
-        return map(cast("OwnModel", model).prepared, items) if self.step.is_code else items
+        """Yields what a model is given of the items that the base made: a class of the user prepares them itself.
+
+        An item of which the model has no step fails.
+        """
+        if self.step.is_code:
+            return map(cast("OwnModel", model).prepared, items)
+        least = self.step.least_rows()
+        return items if least == 1 else (self._long_enough(values, least) for values in items)
+
+    def _long_enough(self, values: Values, least: int) -> Values:
+        count = least if "failure" in values else len(values[prepared_form(cast(Hashable, self.base)).main.on_disk])
+        if count >= least:
+            return values
+        message = f"model.{self.name}: {count} audio samples, and a frame takes {least}: raise min_duration_s"
+        return {"failure": "too_short", "message": message}
 
     def _made(self, model: Model, rows: Sequence[tuple[int, Values]], names: Sequence[str]) -> Iterator[Values]:
         """Yields the outputs for prepared items, in their order; a failure is handed on. names: of all rows."""

@@ -25,7 +25,8 @@ class FrozenFamily:
     layered: the call takes `output_hidden_states`. args: what `[[model]] args` may set of the call. is_causal: whether
     it is a language model, which has logits of a text's own tokens.
     library: that has the loader. factor: of an autoencoder, by its config.json: pixels of a side to one of a latent.
-    facts: values of config.json that the cache's constants hold.
+    facts: values of config.json that the cache's constants hold. least: by config.json, the fewest rows of its input
+    that give a step.
     """
 
     takes: Group
@@ -41,6 +42,7 @@ class FrozenFamily:
     library: Literal["transformers", "diffusers"] = "transformers"
     factor: Callable[[Mapping[str, Any]], int] | None = None
     facts: tuple[str, ...] = ()
+    least: Callable[[Mapping[str, Any]], int] | None = None
 
 
 def by_hop(model: Any, rows: int) -> int:
@@ -55,6 +57,13 @@ def by_convolutions(model: Any, rows: int) -> int:
     import torch  # not at import: keys are made without it
 
     return int(model._get_feat_extract_output_lengths(torch.tensor(rows)))
+
+
+def receptive_field(document: Mapping[str, Any]) -> int:
+    """Returns the audio samples of a frame of a wav2vec2-like encoder; defaults are those of its config class."""
+    kernels = document.get("conv_kernel", (10, 3, 3, 3, 3, 2, 2))
+    strides = document.get("conv_stride", (5, 2, 2, 2, 2, 2, 2))
+    return int(1 + sum((kernel - 1) * math.prod(strides[:place]) for place, kernel in enumerate(kernels)))
 
 
 def by_blocks(document: Mapping[str, Any]) -> int:
@@ -80,7 +89,7 @@ def _codec(*args: str) -> FrozenFamily:
 
 
 # Of most of these the first norm goes over all of a batch, padding too.
-_WAVES = FrozenFamily(takes="audio", steps=by_convolutions, batch=1)
+_WAVES = FrozenFamily(takes="audio", steps=by_convolutions, batch=1, least=receptive_field)
 _TEXTS = FrozenFamily(takes="text", steps=as_many, batch=32)
 _CAUSAL = replace(_TEXTS, is_causal=True)
 _IMAGES = FrozenFamily(takes="image", batch=16)

@@ -114,6 +114,11 @@ class ModelStep(ItemStep):
         factor = self.family().factor
         return 1 if factor is None else factor(self.config_json())
 
+    def least_rows(self) -> int:
+        """Returns the fewest rows of an input that give a step of an output."""
+        least = self.family().least
+        return 1 if least is None else least(self.config_json())
+
     def facts(self) -> dict[str, Any]:
         """Returns what a cache's constants hold of config.json: how an autoencoder's latents are scaled for use."""
         facts = self.family().facts

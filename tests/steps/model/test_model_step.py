@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
+import soundfile
 import torch
 
 import forebay
 from forebay import cli
 from forebay.errors import ConfigError, ForebayError
 from forebay.preprocess.build_report import BuildReport
+from forebay.steps.model.frozen_families import receptive_field
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
 from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import SPEECH, Corpus, section
+from tests.steps.model.tiny_frozen import RATE_HZ, save_tiny
 
 
 @pytest.fixture
@@ -194,6 +197,18 @@ def test_an_empty_text_costs_its_sample(corpus: Corpus) -> None:
     report, cache = built(corpus, WORDS)
     assert report.excluded == {"empty_text": 1}
     assert len(cache) == 4
+
+
+def test_a_clip_without_a_frame_costs_its_sample(corpus: Corpus) -> None:
+    save_tiny("hubert", corpus.folder / "hubert")
+    field = receptive_field(json.loads((corpus.folder / "hubert" / "config.json").read_text()))
+    for name, count in (("1", field - 1), ("2", field)):
+        soundfile.write(corpus.folder / f"{name}.wav", np.zeros(count, np.int16), RATE_HZ)
+    report, cache = built(corpus, section("hubert", "audio"))
+    assert report.excluded == {"too_short": 1}
+    lengths = {cache.sample_id(index): int(cache.lengths["num_hubert"][index]) for index in range(len(cache))}
+    assert lengths["2"] == 1
+    assert "1" not in lengths
 
 
 def test_two_outputs_a_layer_and_a_batch(corpus: Corpus) -> None:
