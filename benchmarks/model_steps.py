@@ -39,6 +39,7 @@ from benchmarks.report import Cost, arguments, machine, median, ratio, show, tim
 from forebay import load_config
 from forebay.preprocess.device_process import ArrayChannel
 from forebay.preprocess.shard_task import ShardTask, make_shard
+from forebay.pretrained import from_folder
 from forebay.steps.model.open_model import OpenModel
 from forebay.store.layout import TEXT
 
@@ -63,7 +64,7 @@ def _dac(*, is_tiny: bool) -> tuple[Any, Any]:
 
 def _t5(*, is_tiny: bool) -> tuple[Any, Any]:
     config = T.T5Config(num_layers=1 if is_tiny else 6, vocab_size=808)
-    return T.T5EncoderModel(config), T.AutoTokenizer.from_pretrained(SPEECH / "model")
+    return T.T5EncoderModel(config), from_folder(T.AutoTokenizer, SPEECH / "model")
 
 
 MODELS = {"hubert": ("audio", _hubert), "whisper": ("audio", _whisper), "dac": ("audio", _dac), "t5": ("text", _t5)}

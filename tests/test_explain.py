@@ -78,7 +78,7 @@ def test_a_code_is_given_as_a_text_or_taken_from_another_error() -> None:
         for keyword in node.keywords
         if keyword.arg == "code" and not isinstance(keyword.value, ast.Constant)
     }
-    assert computed == {"code_of(found)", "asker.code", "err.code", "self.code"}
+    assert computed == {"code_of(found)", "asker.code", "CODE.code", "err.code", "self.code"}
 
 
 _ADDED = {"_refuse": 1, "add": 2, "number": 0, "SampleError": 0, "DecodeError": 0, "TextError": 0, "Problem": 0}

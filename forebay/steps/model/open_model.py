@@ -30,7 +30,8 @@ from forebay.steps.step import Batch
 from forebay.store.layout import Array
 from forebay.visible import human_bytes
 
-_CODES, _TOKENS = "audio_codes", "input_ids"
+_CODES = "audio_codes"
+_TOKENS = "input_ids"
 _ONE_AT_A_TIME = threading.Lock()
 """Threads of an uncached loader share a model, and nobody promises that it may be called by several."""
 
