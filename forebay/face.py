@@ -33,6 +33,16 @@ def face(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], 
     return load, listed, sorted(homes)
 
 
+_own: list[bool] = []
+"""Not empty in a process of forebay's own: what is imported there is never garbage. Elsewhere garbage is not ours."""
+
+
+def own_process() -> None:
+    """Says that this process runs one command, and passes over what it has loaded by now when it looks for garbage."""
+    _own.append(True)
+    gc.freeze()
+
+
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Looks for no garbage until the block ends: imports make none, and looking takes a fifth of a small command."""
@@ -41,7 +51,7 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count():  # a process of forebay's own, see `forebay.cli.program.main`
+        if _own:
             gc.freeze()
         if is_collecting:
             gc.enable()

@@ -30,6 +30,7 @@ from forebay.cli import build_and_look, caches, housekeeping, training  # noqa: 
 from forebay.cli.options import BAD_CONFIG, CLOSED, DONE, FAILED, INTERRUPTED, NO_CACHE, add_command, command_of
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.extras import require_module
+from forebay.face import own_process
 from forebay.store.files import is_refusal, refusal
 from forebay.version import __version__
 from forebay.visible import one_message, visible_output
@@ -76,7 +77,7 @@ reads the output any more (`| head`); what an error means: forebay explain CODE"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `forebay COMMAND ...` and returns its exit code."""
     if arguments is None:  # a process of its own
-        gc.freeze()
+        own_process()
         atexit.register(gc.freeze)  # looking through all that there is at its end takes a tenth of a small command
     with visible_output(), _prompt_interrupt():
         try:
