@@ -156,6 +156,11 @@ class ModelItems:
         sides[:, present] = values.reshape(-1, 3)[:, 1:].T
         return sides
 
+    def prepared_by(self) -> list[dict[str, Any]]:
+        """Returns the identities of the steps that prepare its items: where a clip is cut, how it is decoded."""
+        steps = getattr(self.base, "steps", None)
+        return [] if steps is None else [step.identity() for step in steps.steps]
+
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
         return self.base.content(items, hashes)
 

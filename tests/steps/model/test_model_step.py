@@ -238,3 +238,12 @@ def test_on_the_fly_it_is_the_same(corpus: Corpus) -> None:
         assert torch.equal(cached["dac"], made["dac"])
         assert torch.equal(cached["dac_mask"], made["dac_mask"])
         torch.testing.assert_close(cached["t5"], made["t5"], atol=2e-3, rtol=2e-3)
+
+
+def test_where_a_clip_is_cut_is_in_the_key_of_its_shard(corpus: Corpus) -> None:
+    frames = []
+    for most_s in (0.9, 0.4):
+        limits = f'max_duration_s = {most_s}\noverlong = "clip"\n'
+        config = corpus.config(SPEECH.replace("[plan]", f"{limits}[plan]") + CODES)
+        frames.append(int(open_cache(build_here(config).cache).lengths["num_dac"].max()))
+    assert frames[0] > frames[1]
