@@ -149,9 +149,9 @@ class Groups:
         """
         made = {**self.recipe.by_name, TEXT: self.text.steps}
         steps = {name: [step.identity() for step in group.steps] for name, group in made.items()}
-        for items in self.items:
-            if isinstance(items, ModelItems):
-                steps[items.name] += items.prepared_by()
+        for of_model in self.items:
+            if isinstance(of_model, ModelItems):
+                steps[of_model.name] += of_model.prepared_by()
         names, hashes = listing.files.each_name(), listing.files.each_hash()
         size = self.shard_rows(rows_per_shard)
         for group in self.items:
