@@ -51,7 +51,7 @@ def demo(folder: str, *, num_samples: int, max_tokens: int) -> Config:
     return load_config(str(evaluated))
 
 
-def bare(model: Any, batches: Sequence[dict[str, Any]], tokenizer: Any, *, max_tokens: int) -> tuple[float, float]:
+def bare(model: Any, batches: Sequence[Any], tokenizer: Any, *, max_tokens: int) -> tuple[float, float]:
     """Returns WER and CER of a plain loop over ready batches."""
     references: list[str] = []
     hypotheses: list[str] = []

@@ -37,6 +37,7 @@ from forebay.steps.audio.log_mel import LogMel, Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
 from forebay.steps.batch import collate, fresh
 from forebay.steps.step import AudioStep, Stored
+from forebay.store.layout import Constants
 
 MANIFEST = Path(__file__).parents[1] / "demo" / "speech" / "train.parquet"
 
@@ -83,7 +84,7 @@ def recordings() -> list[Array]:
 
 def finished(step: AudioStep, fields: dict[str, Array]) -> Array:
     """Returns what a batch of this clip alone has of its features."""
-    form = step.batch(Stored(step.name, {}, {spec.name: spec for spec in step.fields()}))
+    form = step.batch(Stored(step.name, Constants({}), {spec.name: spec for spec in step.fields()}))
     batch = collate(form, [form.items(fields)], dtype=torch.float32, allocate=fresh, are_rows=True)
     return batch["input_features"][0].numpy()
 

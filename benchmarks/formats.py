@@ -232,7 +232,8 @@ def read_batches(
     for form in ("padded", "ragged"):
         check_loader(cache, workload, batches_of(workload, "shuffled"), form)
     sequential = {peer.NAME for peer in modules if getattr(peer, "SEQUENTIAL", False)}
-    rows, all_costs = [], {}
+    rows: list[Row] = []
+    all_costs: dict[str, Costs] = {}
     for order in ORDERS:
         listed = batches_of(workload, order)
         works: dict[str, Work] = {

@@ -484,18 +484,18 @@ def copies(_: Size, device: torch.device, __: Path) -> list[Row]:
     if device.type != "cuda":
         return []
     rows = []
-    for name, size_bytes in (("batch of 16, 15 MiB", 15 << 20), ("1 GiB", 1 << 30)):
+    for name, num_bytes in (("batch of 16, 15 MiB", 15 << 20), ("1 GiB", 1 << 30)):
         for is_pinned in (True, False):
-            host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=is_pinned).fill_(1)
+            host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned).fill_(1)
             times = []
-            for _ in range(12):
+            for _again in range(12):
                 first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 first.record()
                 host.to(device, non_blocking=True)
                 last.record()
                 torch.cuda.synchronize(device)
                 times.append(first.elapsed_time(last) / 1e3)
-            rows.append({"copy": name, "pinned": str(is_pinned), "GB/s": size_bytes / 1e9 / median(times)})
+            rows.append({"copy": name, "pinned": str(is_pinned), "GB/s": num_bytes / 1e9 / median(times)})
     return rows
 
 

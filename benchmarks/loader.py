@@ -122,7 +122,7 @@ def measure(features: str, *, n_mels: int, count: int, rounds: int) -> list[dict
     source = FlatSource(count=count, features=features, n_mels=n_mels, prompt=prompt)
     settings = BucketConfig(batch_size=BATCH_SIZE)
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
-    works = {"np.copyto, float16": copy_loop(source, plan)}
+    works: dict[str, Any] = {"np.copyto, float16": copy_loop(source, plan)}
     for dtype in (torch.float16, torch.float32, torch.bfloat16):
         for num_threads in (0, 2):
             loader = Loader(source, Planned(plan=plan, key="0"), LoaderSettings(dtype=dtype, num_threads=num_threads))

@@ -135,15 +135,15 @@ def resident(work: tuple[Path, Path]) -> int:
 def memory_rows(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Returns bytes of memory a row for every number of rows, and what a further row adds."""
     warm = write_source(folder / "warm", num_rows=min(1000, sizes[0]))
-    peaks = []
+    peaks: list[tuple[int, int, int]] = []
     for size in sizes:
         path = write_source(folder / f"rows-{size}", num_rows=size)
         with Pool(1) as pool:
-            peaks.append(pool.map(resident, [(warm, path)])[0])
+            peak_bytes = pool.map(resident, [(warm, path)])[0]
         on_disk = sum(file.stat().st_size for file in path.parent.rglob("prepared-*/*"))
         shutil.rmtree(path.parent)
         shutil.rmtree(warm.parent / "caches")
-        peaks[-1] = (size, peaks[-1], on_disk)
+        peaks.append((size, peak_bytes, on_disk))
     found = [
         {"rows": size, "peak_bytes_a_row": peak / size, "disk_bytes_a_row": disk / size} for size, peak, disk in peaks
     ]

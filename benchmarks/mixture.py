@@ -61,10 +61,10 @@ def measure(
         plan.order(1, 0).batch(0)  # the sequences of all stretches are made
     build_s = time.perf_counter() - start
     places = np.random.default_rng(1).integers(0, plan.num_batches, seeks).tolist()
-    sought = [seconds(lambda p=p: plan.order(1, p % 9).batch(p))[0] for p in places]  # type: ignore[misc]
+    sought = [seconds(lambda p=p: plan.order(1, p % 9).batch(p))[0] for p in places]
     order = plan.order(1, 0)
     runs = [np.arange(start, start + 64) % len(order) for start in places[: max(seeks // 8, 5)]]
-    drawn = [seconds(lambda run=run: order.batches(run))[0] / 64 for run in runs]  # type: ignore[misc]
+    drawn = [seconds(lambda run=run: order.batches(run))[0] / 64 for run in runs]
     off = deviations(plan, source_of, num_batches=40 * seeks)
     return {
         "classes": len(buckets.batch_sizes),

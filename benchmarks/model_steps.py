@@ -136,7 +136,7 @@ def measured(name: str, tasks: Sequence[ShardTask], folder: Path, *, rounds: int
     found: dict[str, list[Cost]] = {"forebay": [], "bare": [], "handing over": []}
     for round_ in range(rounds):
         place = folder / f"{name}-{round_}"
-        found["forebay"].append(timed(lambda place=place: _made(tasks, place)))  # type: ignore[misc]
+        found["forebay"].append(timed(lambda place=place: _made(tasks, place)))
         found["bare"].append(timed(lambda: bare(ready)))
         found["handing over"].append(timed(lambda: handing_over(ready, outputs)))
     cpu = {each: [cost.cpu_s for cost in costs] for each, costs in found.items()}

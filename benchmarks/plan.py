@@ -192,7 +192,7 @@ def measure(count: int, *, batch_seconds: float, seeks: int) -> dict[str, Any]:
 
         open_s = seconds(opened, repeats=9)
         fresh = [opened() for _ in range(9)]
-        first_s = [seconds(lambda p=p: p.order(1, 0).batch(0))[0] for p in fresh]  # type: ignore[misc]
+        first_s = [seconds(lambda p=p: p.order(1, 0).batch(0))[0] for p in fresh]
         order_figures = order_times(opened(), seeks=seeks)
     return {
         "samples": count,
@@ -226,12 +226,12 @@ def measure(count: int, *, batch_seconds: float, seeks: int) -> dict[str, Any]:
 def order_times(plan: BucketPlan | WindowPlan, *, seeks: int) -> dict[str, float]:
     """Returns the times of a seek (a new epoch's order and one batch of it) and of a batch among 64 drawn together."""
     places = np.random.default_rng(1).integers(0, plan.num_batches, seeks).tolist()
-    sought = [seconds(lambda p=p: plan.order(1, p).batch(p))[0] for p in places]  # type: ignore[misc]
+    sought = [seconds(lambda p=p: plan.order(1, p).batch(p))[0] for p in places]
     order = plan.order(1, 0)
     runs = [np.arange(start, start + 64) % len(order) for start in places]
-    drawn = [seconds(lambda run=run: order.batches(run))[0] / 64 for run in runs]  # type: ignore[misc]
+    drawn = [seconds(lambda run=run: order.batches(run))[0] / 64 for run in runs]
     # A run of 8 ranks goes on with 6: the place of its next step, and the batch there.
-    elastic = [seconds(lambda p=p: _resumed(plan, p))[0] for p in places[: max(1, seeks // 10)]]  # type: ignore[misc]
+    elastic = [seconds(lambda p=p: _resumed(plan, p))[0] for p in places[: max(1, seeks // 10)]]
     return {
         "seek_p50_us": round(float(np.percentile(sought, 50)) * 1e6, 1),
         "seek_p99_us": round(float(np.percentile(sought, 99)) * 1e6, 1),

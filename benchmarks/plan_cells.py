@@ -128,7 +128,7 @@ def lhotse_cells(durations: Array, tokens: Array, budget: int, shape: tuple[int,
     longest = [lengths[owner == i].max(0, initial=0) @ (RATE_HZ, TOKEN_COST) for i in range(len(tops))]
     sizes = [max(int(budget // max(one, 1)), 1) for one in longest]
 
-    class ByTwoLengths(lhotse.FixedBucketBatchSizeConstraint):  # type: ignore[misc]
+    class ByTwoLengths(lhotse.FixedBucketBatchSizeConstraint):
         def measure_length(self, example: Any) -> int:
             return int(owner[int(example.id)])
 

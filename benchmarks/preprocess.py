@@ -36,6 +36,7 @@ from benchmarks.plan import SAMPLE_RATE_HZ
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
+from forebay.store.layout import Constants
 
 BATCH_SIZE = 32
 BLOCK_SAMPLES = 300 * SAMPLE_RATE_HZ
@@ -166,7 +167,7 @@ def difference(task: ShardTask) -> float:
         made = Shard(here.path, entry, shard_fields(task.groups.fields(), "audio"))
         for index, clip in enumerate(clips):
             wanted = extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")["input_features"][0]
-            form = LogMel.batch(Stored("", {}, {spec.name: spec for spec in LogMel().fields()}))
+            form = LogMel.batch(Stored("", Constants({}), {spec.name: spec for spec in LogMel().fields()}))
             batch = collate(form, [form.items(made.row(index))], dtype=torch.float32, allocate=fresh, are_rows=True)
             found = batch["input_features"][0].numpy()
             allowed = 1e-6 + 2.0**-11 * np.maximum(np.abs(wanted), 2.0**-14)

@@ -28,6 +28,7 @@ from forebay.preprocess.pool import Pool
 from forebay.preprocess.runner.parts import sole_driver
 from forebay.preprocess.runner.ray import OnNode, Ray, imported
 from forebay.preprocess.shard_task import ShardTask, make_shard
+from forebay.store.layout import Constants
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _IDLE_S = 5.0
@@ -44,7 +45,15 @@ def on_ray(ray: Ray, tasks: Sequence[ShardTask], probe: dict[Any, str]) -> Cost:
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as root, sole_driver(Path(root), config="CONFIG") as token:
         host = socket.gethostname()
         function = OnNode(
-            function=make_shard, host=host, probe=probe, driver=host, token=token, stores=(), config="CONFIG"
+            function=make_shard,
+            host=host,
+            probe=probe,
+            constants=Constants({}),
+            device=None,
+            driver=host,
+            token=token,
+            stores=(),
+            config="CONFIG",
         )
         here = (replace(task, folder=Path(root)) for task in tasks)
         return tree_timed(lambda: sum(1 for _ in ray.run(function, here)))

@@ -139,7 +139,7 @@ class FreeText(TextItems):
         for row in rows.select(wanted).to_pylist():
             yield {**table, **row, "source": names[row.pop("file")], **tokens}
 
-    def probe(self, told: Sequence[Any]) -> str:  # noqa: ARG002
+    def probe(self, told: Mapping[str, Sequence[Any]]) -> str:  # noqa: ARG002
         """Returns no digest of anything."""
         return "free text"
 
@@ -152,7 +152,7 @@ class FreeText(TextItems):
 def free() -> Iterator[None]:
     """Builds make samples that cost nothing, until the block ends."""
     with (
-        mock.patch.dict(GROUPS, {"audio": FreeAudio.of, "image": FreeImages.of}),  # type: ignore[arg-type]  # it is a dict
+        mock.patch.dict(GROUPS, {"audio": FreeAudio.of, "image": FreeImages.of}),
         mock.patch("forebay.preprocess.groups.TextItems", FreeText),
     ):
         yield
@@ -306,7 +306,7 @@ def measure_kind(work: tuple[Path, Path]) -> dict[str, Any]:
     with free():
         for config in (_load(warm), _load(path)):
             with _resident() as memory:
-                cost = timed(lambda config=config: reports.append(build(config, Options(progress=False))))  # type: ignore[misc]
+                cost = timed(lambda config=config: reports.append(build(config, Options(progress=False))))
         again = timed(lambda: reports.append(build(_load(path), Options(progress=False))))
     if reports[-1].shards_written:
         raise RuntimeError(f"{path}: the cache was not found again")
@@ -392,7 +392,7 @@ def shard_costs(tasks: Sequence[ShardTask]) -> dict[Group, float]:
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
         for task in tasks:
             here = replace(task, folder=Path(folder))
-            costs[task.group] += timed(lambda here=here: make_shard(here)).cpu_s  # type: ignore[misc]
+            costs[task.group] += timed(lambda here=here: make_shard(here)).cpu_s
     return costs
 
 

@@ -36,7 +36,7 @@ FORMATS = ("flac", "mp3", "ogg", "wav")
 _TOGETHER = 32
 
 
-class Forward(soundfile.SoundFile):  # type: ignore[misc]  # it has no types
+class Forward(soundfile.SoundFile):  # it has no types
     """A file that is read without the seeks of soundfile, as a decoder in a loop of its own would."""
 
     def seekable(self) -> bool:

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def imports(modules: str) -> str:
     return "; ".join(lines)
 
 
-def rounds_of(contestants: dict[str, Callable[[], float]], *, rounds: int) -> dict[str, list[float]]:
+def rounds_of(contestants: Mapping[str, Callable[[], float]], *, rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of every contestant, in turns; a round before them compiles and loads files."""
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for round_ in range(rounds + 1):

@@ -127,7 +127,7 @@ class TakingTurns:
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self._batches), self._block):
             block = self._batches[start : start + self._block]
-            self.bare.append(timed(lambda block=block: self._meanwhile(block)))  # type: ignore[misc]
+            self.bare.append(timed(lambda block=block: self._meanwhile(block)))
             clock = Clock()
             yield from block  # the step of a batch is done when the next one is asked for
             self.loop.append(clock.stop())

@@ -327,7 +327,7 @@ def rows(corpus: Corpus, *, rounds: int) -> list[dict[str, Any]]:
     cpu_s: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(rounds):
         for name, source in found.items():
-            cpu_s[name].append(timed(lambda source=source: _consume(source)).cpu_s / num_packs)  # type: ignore[misc]
+            cpu_s[name].append(timed(lambda source=source: _consume(source)).cpu_s / num_packs)
     stored = stored_bytes(corpus, num_packs)
     table_rows: list[dict[str, Any]] = [
         {

@@ -199,7 +199,8 @@ def _differs(model: Any, folder: Path, talks: Sequence[list[dict[str, Any]]], *,
     tensors = {"return_tensors": "pt"}
     options = {"text_kwargs": {"padding": True, **tensors}, "audio_kwargs": tensors}
     most = 0.0
-    for batch, ids in make_loader(config, with_ids=True):
+    loader: Any = make_loader(config, with_ids=True)
+    for batch, ids in loader:
         held = [talks[int(number)] for number in ids]
         own = writer.processor.apply_chat_template(
             [_opened(folder, talk) for talk in held], tokenize=True, return_dict=True, processor_kwargs=options
