@@ -138,12 +138,8 @@ class Items:
         """Returns the sum of the numbers of each row's items, of choices the largest one. numbers: integers [items]."""
         if self.offsets is None:
             return numbers
-        if self.are_choices:  # a row has one at least
-            return (
-                np.asarray(np.maximum.reduceat(numbers[self.places], self.offsets[:-1]))
-                if len(self.places)
-                else numbers
-            )
+        if self.are_choices and len(self.places):  # a row has one at least
+            return np.asarray(np.maximum.reduceat(numbers[self.places], self.offsets[:-1]))
         sums = np.concatenate(([0], np.cumsum(numbers[self.places])))
         return np.asarray(sums[self.offsets[1:]] - sums[self.offsets[:-1]])
 

@@ -375,12 +375,9 @@ def model_items_of(config: Config, group: Any) -> ModelItems:
 def _base_of(config: Config, step: ModelStep) -> Prepares:
     if step.is_code:
         return _decoded(config, step)
-    texts = None
+    texts, is_first = None, step.takes != "text" or step.gives_scores
     if "text" in step.takes:
-        digest_of = tokenizer_digest(Path(step.folder))
-        texts = TextInputs(
-            step.folder, digest_of, config.source.captions, is_first=step.takes != "text" or step.gives_scores
-        )
+        texts = TextInputs(step.folder, tokenizer_digest(Path(step.folder)), config.source.captions, is_first)
     if texts is not None and step.takes == "text":
         return texts
     if step.takes == "audio":

@@ -44,7 +44,7 @@ class PairInputs:
         offsets, places = images.of_rows(0, len(manifest.rows))
         owners = pa.array(np.repeat(np.arange(len(manifest.rows)), np.diff(offsets)))
         table = images.table.take(pa.array(places)).append_column(
-            "text", self.texts.first_texts(manifest.rows).take(owners)
+            "text", self.texts.of_rows(manifest.rows)[1].take(owners)
         )
         group = manifest.rows["group"].take(owners).to_numpy()
         return Items(table, group, len(table), offsets, np.arange(len(table)))

@@ -72,11 +72,10 @@ def checked_captions(manifest: Manifest, captions: CaptionsConfig) -> Manifest:
 def caption_counts(rows: pa.Table, items: Items, keep: Array, captions: CaptionsConfig) -> dict[str, Any]:
     """Returns how many texts the kept rows have, the empty one left out, and how many blank ones were passed over."""
     assert items.offsets is not None
-    counts = np.diff(items.offsets)[keep] - captions.empty
+    counts = (np.diff(items.offsets)[keep] - captions.empty).tolist() or [0]
     kept = rows.filter(pa.array(keep))
     blank = sum(not _is_text(each) for further in _further(kept, captions) for each in further or ())
-    least, most = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
-    return {"min": least, "mean": round(float(counts.mean()), 3) if len(counts) else 0, "max": most, "blank": blank}
+    return {"min": min(counts), "mean": round(sum(counts) / len(counts), 3), "max": max(counts), "blank": blank}
 
 
 def _further(rows: pa.Table, captions: CaptionsConfig) -> Iterator[Sequence[str | None] | None]:

@@ -60,7 +60,7 @@ class TextInputs:
 
     def items(self, manifest: Manifest) -> Items:
         """Returns each different text of a source file once; what has no text is one that fails."""
-        offsets, texts = self._texts(manifest.rows)
+        offsets, texts = self.of_rows(manifest.rows)
         encoded = texts.dictionary_encode(null_encoding="encode")
         listed = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), encoded.indices)
         rows = manifest.rows.append_column(self.lists, listed)
@@ -72,12 +72,8 @@ class TextInputs:
         """Returns a manifest without rows whose further texts are none."""
         return manifest if self.captions is None else checked_captions(manifest, self.captions)
 
-    def first_texts(self, rows: pa.Table) -> pa.Array:
-        """Returns the first text of each row, null where it has none."""
-        return replace(self, is_first=True)._texts(rows)[1]
-
-    def _texts(self, rows: pa.Table) -> tuple[Array, pa.Array]:
-        """Returns the texts of all rows, and where those of each begin, int64 [rows + 1]."""
+    def of_rows(self, rows: pa.Table) -> tuple[Array, pa.Array]:
+        """Returns where the texts of each row begin, int64 [rows + 1], and the texts, null for a row without any."""
         if self.captions is None:
             return np.arange(len(rows) + 1), rows["text"].combine_chunks()
         settings = replace(self.captions, shuffles=0, keep_tags=0, empty=False) if self.is_first else self.captions

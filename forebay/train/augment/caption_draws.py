@@ -59,20 +59,15 @@ class CaptionDraws:
     def change(self, samples: Sequence[dict[str, Any]], draws: Draws, ids: Sequence[str]) -> list[dict[str, Any]]:  # noqa: ARG002
         """See `SampleChange`."""
         drawn = draws.uniform(2).tolist()
-        return [
-            self._with(sample, self._number(self._count(sample), *numbers))
-            for sample, numbers in zip(samples, drawn, strict=True)
-        ]
+        return [self._with(each, self._number(each, *two)) for each, two in zip(samples, drawn, strict=True)]
 
     def longest(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a sample with the text whose outputs are longest."""
         sizes = [sum(map(len, outputs)) for outputs in zip(*map(sample.__getitem__, self.fields), strict=True)]
         return self._with(sample, sizes.index(max(sizes)))
 
-    def _count(self, sample: Mapping[str, Any]) -> int:
-        return len(sample[self.fields[0]]) - self.has_empty
-
-    def _number(self, count: int, place: float, dropped: float) -> int:
+    def _number(self, sample: Mapping[str, Any], place: float, dropped: float) -> int:
+        count = len(sample[self.fields[0]]) - self.has_empty
         return count if dropped < self.dropout else int(place * count) * self.is_drawn
 
     def _with(self, sample: Mapping[str, Any], number: int) -> dict[str, Any]:
