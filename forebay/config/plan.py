@@ -204,9 +204,13 @@ class PackCosts:
     __pydantic_config__ = STRICT
 
     patch: float = 1.0
+    """`b` of an image's patches."""
     patch_squared: float = 1 / 6912
+    """`a` of an image's patches."""
     token: float = 12.0
+    """`b` of a sample's tokens."""
     token_squared: float = 12 / 21504
+    """`a` of a sample's tokens."""
 
     def __post_init__(self) -> None:
         at_least(self, 0, "patch", "patch_squared", "token", "token_squared")

@@ -19,7 +19,7 @@ from forebay.errors import PlanError
 from forebay.plan.bucket_plan import ORDER_VERSION
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions, in_batches, places_of
 from forebay.plan.pack.along_line import stream_packs
-from forebay.plan.pack.balance import RANKS, Spread, in_groups, pack_costs, regrouped
+from forebay.plan.pack.balanced_packs import RANKS, StepSpread, in_groups, pack_costs, regrouped
 from forebay.plan.pack.fewest import Packs, fewest, fewest_packs, vector_best_fit
 from forebay.plan.pack.fit import best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups
 from forebay.plan.pack.fixed_shapes import best_shapes, fits_a_shape, fixed_packs
@@ -111,7 +111,7 @@ class PackPlan(KeptPlan):
         before = Permutations([len(cost)], derive_key("forebay balance"))(np.arange(len(cost)))
         logger.info(
             "balance over %d ranks, as coefficients of variation: %s; without it %s",
-            *(RANKS, Spread.of(cost, learns, order), Spread.of(cost, learns, before)),
+            *(RANKS, StepSpread.of(cost, learns, order), StepSpread.of(cost, learns, before)),
         )
         members, offsets = regrouped(members, offsets, order)
         return replace(self, members=members, offsets=offsets)

@@ -20,14 +20,14 @@ RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class StepSpread:
     """How far the packs of a step lie apart: the mean coefficient of variation over steps of `RANKS` packs."""
 
     cost: float
     learnt: float
 
     @classmethod
-    def of(cls, cost: Array, learnt: Array, order: Ints) -> Spread:
+    def of(cls, cost: Array, learnt: Array, order: Ints) -> StepSpread:
         """Returns that of packs in an order; 0 where they are fewer than the ranks. cost, learnt: of each pack."""
         steps = order[: len(order) // RANKS * RANKS].reshape(-1, RANKS)
         return cls(*(_variation(held[steps]) for held in (cost, learnt)))

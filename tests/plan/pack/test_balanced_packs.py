@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from forebay.config.plan import PackConfig, PackCosts
 from forebay.errors import PlanError
 from forebay.plan.make import Samples, make_plan, samples_of
-from forebay.plan.pack.balance import Spread, in_groups, pack_costs
+from forebay.plan.pack.balanced_packs import StepSpread, in_groups, pack_costs
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.store.cache import open_cache
 from forebay.store.learnt_tokens import learnt_tokens
@@ -94,7 +94,7 @@ def test_a_cost_is_that_of_a_plain_loop() -> None:
     lengths = zip(tokens, patches, images, strict=True)
     own = [2 * p + 0.5 * p * p / max(k, 1) + 3 * n + 0.25 * n * n for n, p, k in lengths]
     assert found.tolist() == [own[2] + own[0], own[1]]
-    assert Spread.of(found, found, np.array([0, 1])) == Spread(0.0, 0.0)  # fewer than the ranks
+    assert StepSpread.of(found, found, np.array([0, 1])) == StepSpread(0.0, 0.0)  # fewer than the ranks
 
 
 def test_learnt_tokens_are_read_of_the_cache_and_of_nothing_else(tmp_path: Path) -> None:
