@@ -66,7 +66,7 @@ class ModelStep(ItemStep):
         return cls(
             label=model.name,
             digest=_digest_of(model, config),
-            takes="+".join(model.taken),
+            takes="+".join(model.taken) or str(model.takes),
             call=model.call,
             keep=None if kept is None else tuple((name, each.output, each.dtype) for name, each in kept),
             layer=model.layer,

@@ -8,7 +8,8 @@
             "noise": {"dtype": "float32", "shape": []},
         }
 
-        def prepare(self, sample): ...   # {"waveform": float32 [n]}, {"image": uint8 [h, w, 3]} or {"text": str}
+        def prepare(self, sample): ...   # {"waveform": float32 [n]}, {"image": uint8 [h, w, 3]} or {"text": str};
+                                         # where it takes an earlier section: the fields of that, as they are stored
         def forward(self, batch): ...    # a list of what `prepare` gave, to a dict of an array a sample for each field
 
 `args` are given to the class by name when it is made. Nothing here imports the file before values are made; `version`
@@ -121,7 +122,9 @@ class OwnModel:
         if "failure" in values:
             return dict(values)
         sample = {name: values[name] for name in ("waveform", "image", "text") if name in values}
-        if "waveform" in sample:
+        if "taken" in values:
+            sample = values["taken"]
+        elif "waveform" in sample:
             clip = sample["waveform"]
             sample["waveform"] = clip / _FULL_SCALE if clip.dtype == np.int16 else np.array(clip)
         try:
