@@ -29,6 +29,7 @@ from forebay.store.memo import Memo, hash_now
 from forebay.task_map import mark
 
 CODE = Asker("model.folder", "FB147")
+CPU = "cpu"
 _DOCUMENTS = ("config.json", "preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "*.safetensors"
 _LANGUAGE = "AutoModelForCausalLM"

@@ -13,12 +13,9 @@ import torch
 
 from forebay import load_config
 from forebay.errors import ConfigError, ForebayError
-from forebay.preprocess.build_report import Options
-from forebay.preprocess.pipeline import build
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
-from tests.preprocess.corpus import shard_bytes
 from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import PHOTOS, SPEECH, Corpus, of_sample, section
 from tests.steps.model.test_model_step import edit_weights, flip_a_bit
@@ -125,14 +122,6 @@ def test_on_the_fly_it_is_the_same(corpus: Chained) -> None:
 def test_photos(tmp_path: Path) -> None:
     corpus = Chained(tmp_path, "siglip")
     require_units(open_cache(build_here(corpus.config(PHOTOS + chain("siglip", "image"))).cache), "siglip")
-
-
-def test_processes_of_devices_make_the_same_bytes(corpus: Chained, tmp_path: Path) -> None:
-    found = []
-    for root, devices in (("a", '"cpu"'), ("b", '["cpu", "cpu"]')):
-        config = corpus.config(SPOKEN, f'run.cache_root="{tmp_path / root}"', f"run.devices={devices}")
-        found.append(shard_bytes(Path(open_cache(build(config, Options(progress=False)).cache).place)))
-    assert found[0] == found[1]
 
 
 def test_a_bit_of_the_earlier_weights_makes_both_again(corpus: Chained) -> None:
