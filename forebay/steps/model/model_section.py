@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from forebay.config.code import facts_of, not_allowed
+from forebay.config.data import MEANINGS
 from forebay.config.frozen_models import TAKEN, ModelConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
@@ -45,11 +46,13 @@ class ModelGroup(GroupRecipe):
     def contradictions(cls, config: Config) -> list[str]:
         """Returns which models are given what rows do not have, and which names stand twice.
 
-        Raises ConfigError where one takes the fields of no earlier section.
+        Raises ConfigError where one takes the fields of no earlier section, or the text of conversations.
         """
         for place, model in enumerate(config.model):
             if not model.taken:
                 _require_earlier(model, [each.name for each in config.model], place)
+            if "text" in model.taken:
+                _require_one_text(model, config)
         facts = facts_of(config)
         allowed = config.run.allow_code
         has = {*facts.groups, *({"text"} & {*facts.columns})}
@@ -98,6 +101,19 @@ class ModelGroup(GroupRecipe):
         """Raises ConfigError for a model that is not known, or an argument that its call has not."""
         if not self.step.is_code:
             self.step.arguments(self.step.family())
+
+
+def _require_one_text(model: ModelConfig, config: Config) -> None:
+    """Raises ConfigError for a model that would be given the messages of conversations as JSON."""
+    prompt = None if config.text is None else config.text.prompt
+    if "chat" in (prompt, MEANINGS[config.meaning].prompt if config.meaning in MEANINGS else ""):
+        said = "" if prompt is None else f" and text.prompt {prompt}"
+        raise ConfigError(
+            f"model.{model.name} takes the text of a row, and rows here are conversations (source.meaning is "
+            f"{config.meaning}{said}): it would read their messages as JSON. Make a config in which a row has the one "
+            'text that it is to read: source.meaning = "captions", or a class of your own, and text.prompt = "plain"',
+            code="FB147",
+        )
 
 
 def _require_earlier(model: ModelConfig, names: Sequence[str], place: int) -> None:
