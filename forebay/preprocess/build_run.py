@@ -24,7 +24,7 @@ from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.probe_sample import require_promise, require_same_machine
 from forebay.preprocess.runner.parts import PartLog, sole_driver
-from forebay.preprocess.runner.ray import OnNode, stores_of
+from forebay.preprocess.runner.ray import GPU, OnNode, stores_of
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
 from forebay.preprocess.stage_workspace import shard_place
 from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
@@ -242,7 +242,7 @@ class Run:
             host=self.host,
             probe=dict(self.probe),
             constants=self.constants,
-            device="cuda:0" if self.config.run.num_gpus else None,
+            device=GPU if self.config.run.num_gpus else None,
             driver=socket.gethostname(),
             token=self.token,
             stores=() if self.workspace.stage is not None else stores_of(self.listing.files),

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from benchmarks.here_pool import HerePool
 from forebay import load_config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.build_report import Options
@@ -27,10 +28,12 @@ from forebay.preprocess.device_process import ArrayChannel
 from forebay.preprocess.model_group import _probed
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.probe_sample import beyond_promise, in_words, promise_of, sample_of
+from forebay.preprocess.runner import ray as ray_runner
 from forebay.preprocess.runner.ray import Ray
 from forebay.steps.model import free_memory
 from forebay.steps.model.open_model import OpenModel, opened_model
 from forebay.store.cache import open_cache
+from forebay.task_map import begin
 from tests.preprocess.corpus import shard_bytes
 from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import SPEECH, Corpus, section
@@ -283,3 +286,48 @@ def test_ray_gets_the_gpus_of_tasks_that_run_models(monkeypatch: pytest.MonkeyPa
     tasks = [SimpleNamespace(group=name) for name in ("text", "dac")]
     assert [value for _, value in ray.run(len, tasks)] == [1, 1]
     assert FakeRay.asked == [{"num_gpus": 0}, {"num_gpus": 0.25}]
+
+
+class Nodes(HerePool):
+    """Nodes of a cluster, whose devices give other numbers than the driver's CPU."""
+
+    is_at_work: ClassVar[bool] = False
+    seen: ClassVar[list[str]] = []
+
+    def __init__(self, _: str | None, *, gpus: Any) -> None:
+        super().__init__()
+        self.gpus = gpus
+
+    def run(self, function: Any, tasks: Any) -> Any:
+        for task in tasks:
+            Nodes.is_at_work = True
+            self.seen.append(f"{task.group} {getattr(function, '__name__', 'shard')}")
+            yield task, function(task)
+            Nodes.is_at_work = False
+
+
+@pytest.mark.parametrize("num_gpus", [0, 0.5])
+def test_nodes_with_gpus_are_held_to_the_first_of_them(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, num_gpus: float
+) -> None:
+    def made(self: OpenModel, batch: Any, rows: Any) -> Any:
+        is_other = Nodes.is_at_work and num_gpus
+        return [
+            {name: array + np.float32(bool(is_other)) for name, array in of.items()} for of in real(self, batch, rows)
+        ]
+
+    real = OpenModel.made
+    monkeypatch.setattr(OpenModel, "made", made)
+    monkeypatch.setattr("forebay.preprocess.device_process.device", lambda: None)
+    monkeypatch.setattr("forebay.preprocess.pipeline.Ray", Nodes)
+    monkeypatch.setattr(Nodes, "seen", [])
+    for cached in (_probed, ray_runner._probe, ray_runner._constants):
+        cached.cache_clear()
+    try:
+        report = build_here(config(WORDS, f"run.num_gpus={num_gpus}"), runner="ray")
+    finally:
+        begin(is_tried_again=False)
+        _probed.cache_clear()
+    assert report.sealed
+    assert ("t5 _measure_on_gpu" in Nodes.seen) == (num_gpus > 0)
+    assert {"t5 shard", "audio shard", "text shard"} <= {*Nodes.seen}
