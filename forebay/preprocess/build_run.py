@@ -148,7 +148,8 @@ class Run:
         wanted = {cut.key for cut in self.cuts}
         if self.options.rebuild:
             return {}
-        return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=self.listing.recipe.key)
+        recipe_key, here = self.listing.recipe.key, self.constants.groups
+        return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=recipe_key, here=here)
 
     def _part_log(self) -> PartLog:
         return PartLog(

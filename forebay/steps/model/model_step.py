@@ -45,7 +45,7 @@ class ModelStep(ItemStep):
     items: ClassVar[str] = "outputs"
     libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers")
 
-    label: str = field(compare=False)
+    label: str  # the name of a field where `keep` names none: two sections of one model are two steps, of one identity
     digest: str
     takes: Group
     call: str | None
@@ -77,6 +77,10 @@ class ModelStep(ItemStep):
             target=_target_of(model, config),
             folder=model.folder,
         )
+
+    def compared(self) -> dict[str, Any]:
+        """Returns all but the label, which keys hold as the name of the group."""
+        return {name: value for name, value in ItemStep.compared(self).items() if name != "label"}
 
     def document(self) -> dict[str, Any]:
         """Returns what the recipe key says of the step: all but the batch, within whose promise the values stay."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -223,6 +224,30 @@ def test_a_later_machine_is_held_to_the_first_one(config: Callable[..., Any], mo
             build_here(config(WORDS))
     _probed.cache_clear()
     assert build_here(config(WORDS)).sealed
+
+
+@pytest.mark.parametrize("part", [None, (0, 2)])
+@pytest.mark.parametrize("by", [1e-9, 1.0])
+def test_shards_of_another_machine_are_linked_where_it_keeps_the_promise(
+    config: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    by: float,
+    part: tuple[int, int] | None,
+) -> None:
+    def another(*outputs: Any) -> Any:
+        return {name: [value + by for value in values] for name, values in sample_of(*outputs).items()}
+
+    first = build_here(config(WORDS + SMALL), part=part)  # of one part: the folder of a build that is not sealed
+    _probed.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.preprocess.model_group.sample_of", another)
+        again = build_here(config(WORDS + WORDS.replace('name = "t5"', 'name = "more"') + SMALL))
+    _probed.cache_clear()
+    of_model = 2 if part is None else 1
+    assert first.shards_written - again.shards_linked == (0 if by < 1 else of_model)
+    said = r"no shard of model.t5 is linked from .*: t5 differs by 1, and .* is promised: .*AVX.* there, .*AVX.* here"
+    assert bool(re.search(said, caplog.text)) == (by == 1)
 
 
 @pytest.mark.gpu
