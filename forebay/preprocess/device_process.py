@@ -197,7 +197,7 @@ class ServedOwn(OwnModel):
 
     @property
     def machine(self) -> dict[str, str]:
-        """See `OwnModel`."""
+        """See `OpenModel`."""
         return dict(on_device(_asked, self.step, "machine"))
 
     def made(self, prepared: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Any
 
 from forebay.config.code import facts_of, not_allowed
-from forebay.config.data import MEANINGS
 from forebay.config.frozen_models import TAKEN, ModelConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
@@ -106,7 +105,7 @@ class ModelGroup(GroupRecipe):
 def _require_one_text(model: ModelConfig, config: Config) -> None:
     """Raises ConfigError for a model that would be given the messages of conversations as JSON."""
     prompt = None if config.text is None else config.text.prompt
-    if "chat" in (prompt, MEANINGS[config.meaning].prompt if config.meaning in MEANINGS else ""):
+    if prompt == "chat" or config.meaning == "conversations":
         said = "" if prompt is None else f" and text.prompt {prompt}"
         raise ConfigError(
             f"model.{model.name} takes the text of a row, and rows here are conversations (source.meaning is "

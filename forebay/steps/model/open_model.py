@@ -88,7 +88,7 @@ class OpenModel:
     @property
     def machine(self) -> dict[str, str]:
         """See `machine_of`."""
-        return machine_of(self.device)
+        return machine_of(str(self.device))
 
     @property
     def batch_size(self) -> int:
@@ -192,10 +192,10 @@ class OpenModel:
         return form, FieldForm(name=f"{field}_mask", dtype="int64", shape=(None,), stored_dtype="uint8", mask_of=field)
 
 
-def machine_of(device: torch.device) -> dict[str, str]:
+def machine_of(device: str) -> dict[str, str]:
     """Returns the device, its driver and torch: what numbers depend on beside the weights."""
     torch_is = {"torch": torch.__version__}
-    if device.type == "cpu":
+    if device == "cpu":
         return torch_is | {"device": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
     driver = re.search(r"Module\s+(\S+)", _text_of(Path("/proc/driver/nvidia/version")))
     return torch_is | {

@@ -24,7 +24,6 @@ import functools
 import inspect
 import json
 import pickle
-import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,14 +108,10 @@ class OwnModel:
 
     @property
     def machine(self) -> dict[str, str]:
-        """The processor, or the device: numbers depend on it."""
-        if self.device in (None, CPU):
-            return {"device": platform.machine()}
-        import torch  # not at import: a class may do without it
+        """See `OpenModel`."""
+        from forebay.steps.model.open_model import machine_of  # not at import: keys are made without torch
 
-        from forebay.steps.model.open_model import machine_of
-
-        return machine_of(torch.device(str(self.device)))
+        return machine_of(self.device or CPU)
 
     @property
     def batch_size(self) -> int:
@@ -146,20 +141,19 @@ class OwnModel:
 
     def made(self, prepared: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
         """Returns the arrays of each sample of a batch. Raises BuildError where the class gives what it did not say."""
-        with _running(), run_code.refusing(lambda said: self._wrong(f"raised {said}")):
+        with _running(), run_code.refusing(lambda said: self._wrong(f"forward raised {said}")):
             answer = self._answer([values["prepared"] for values in prepared])
             found = {name: [np.asarray(array) for array in arrays] for name, arrays in answer.items()}
         self.require_listed()
         wanted = {form.name: form for form in self.forms if form.is_stored}
         counts = {name: len(arrays) for name, arrays in found.items()}
         if counts != (of_all := dict.fromkeys([*wanted, *self.numbers], len(prepared))):
-            raise self._wrong(f"gave {counts} arrays by field, wanted {of_all}")
+            raise self._wrong(f"forward gave {counts} arrays by field, wanted {of_all}")
         for name, array in ((name, array) for name, arrays in found.items() for array in arrays):
             dtype, shape = (wanted[name].dtype, wanted[name].shape) if name in wanted else (self.numbers[name], ())
             if array.dtype != dtype or not (wanted[name].fits(array.shape) if name in wanted else array.ndim == 0):
-                raise self._wrong(
-                    f"gave {name} as {array.dtype} {shown_shape(array.shape)}, declared {dtype} {shown_shape(shape)}"
-                )
+                found_is, wanted_is = (f"{d} {shown_shape(s)}" for d, s in ((array.dtype, array.shape), (dtype, shape)))
+                raise self._wrong(f"forward gave {name} as {found_is}, declared {wanted_is}")
         return [{name: arrays[place] for name, arrays in found.items()} for place in range(len(prepared))]
 
     def _answer(self, batch: Sequence[Any]) -> Any:
@@ -177,11 +171,11 @@ class OwnModel:
         """
         self.require_listed()
         arrays: list[pickle.PickleBuffer] = []
-        path, name = code_of(self.step.folder)
-        what = f"model.{self.step.label}: {path}:{name}.prepare gives what no other process can be given"
-        advice = "give arrays and plain values"
-        with run_code.refusing(lambda said: BuildError(f"{what}, {said}; {advice}", code=CODE.code)):
+        try:
             return pickle.dumps(prepared, protocol=5, buffer_callback=arrays.append), arrays
+        except Exception as err:  # pickle says it in several ways, and so do objects of users
+            what = f"prepare gives what no other process can be given (arrays and plain values can): {err}"
+            raise self._wrong(what) from err
 
     def require_listed(self) -> None:
         """Raises ConfigError where the class has read a file that no key knows."""
@@ -190,7 +184,7 @@ class OwnModel:
 
     def _wrong(self, what: str) -> BuildError:
         path, name = code_of(self.step.folder)
-        return BuildError(f"model.{self.step.label}: {path}:{name}.forward {what}; correct the class", code=CODE.code)
+        return BuildError(f"model.{self.step.label}: {path}:{name}.{what}; correct the class", code=CODE.code)
 
 
 def _instance(own_class: type, arguments: dict[str, Any], device: str) -> tuple[Any, str | None]:
@@ -205,8 +199,7 @@ def _instance(own_class: type, arguments: dict[str, Any], device: str) -> tuple[
 @functools.lru_cache(maxsize=4)
 def opened_own(step: ModelStep, device: str = CPU) -> OwnModel:
     """Returns the class of a step at work; a process keeps the last ones."""
-    if device != CPU:
-        from forebay.steps.model.open_model import make_exact
+    from forebay.steps.model.open_model import make_exact
 
-        make_exact(device)
+    make_exact(device)
     return OwnModel.of(step, device)

@@ -319,14 +319,13 @@ class Nodes(HerePool):
     is_at_work: ClassVar[bool] = False
     seen: ClassVar[list[str]] = []
 
-    def __init__(self, _: str | None, *, gpus: Any) -> None:
+    def __init__(self, *_: Any, gpus: Any) -> None:
         super().__init__()
-        self.gpus = gpus
 
     def run(self, function: Any, tasks: Any) -> Any:
         for task in tasks:
-            Nodes.is_at_work = True
             self.seen.append(f"{task.group} {getattr(function, '__name__', 'shard')}")
+            Nodes.is_at_work = True
             yield task, function(task)
             Nodes.is_at_work = False
 
@@ -336,23 +335,18 @@ def test_nodes_with_gpus_are_held_to_the_first_of_them(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, num_gpus: float
 ) -> None:
     def made(self: OpenModel, batch: Any, rows: Any) -> Any:
-        is_other = Nodes.is_at_work and num_gpus
-        return [
-            {name: array + np.float32(bool(is_other)) for name, array in of.items()} for of in real(self, batch, rows)
-        ]
+        by = np.float32(Nodes.is_at_work and num_gpus)
+        return [{name: array + by for name, array in of_one.items()} for of_one in real(self, batch, rows)]
 
     real = OpenModel.made
     monkeypatch.setattr(OpenModel, "made", made)
-    monkeypatch.setattr("forebay.preprocess.device_process.device", lambda: None)
+    monkeypatch.setattr("forebay.preprocess.device_process.device", lambda: None)  # there is no GPU here
     monkeypatch.setattr("forebay.preprocess.pipeline.Ray", Nodes)
     monkeypatch.setattr(Nodes, "seen", [])
     for cached in (_probed, ray_runner._probe, ray_runner._constants):
         cached.cache_clear()
-    try:
-        report = build_here(config(WORDS, f"run.num_gpus={num_gpus}"), runner="ray")
-    finally:
-        begin(is_tried_again=False)
-        _probed.cache_clear()
-    assert report.sealed
+    assert build_here(config(WORDS, f"run.num_gpus={num_gpus}"), runner="ray").sealed
+    begin(is_tried_again=False)
+    _probed.cache_clear()
     assert ("t5 _measure_on_gpu" in Nodes.seen) == (num_gpus > 0)
     assert {"t5 shard", "audio shard", "text shard"} <= {*Nodes.seen}

@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 from forebay import load_config
-from forebay.errors import ConfigError, ForebayError
+from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
@@ -26,25 +26,17 @@ import numpy as np
 
 class Units:
     version = 1
-    fields = {
-        "%(n)s_units": {"dtype": "int64", "shape": [None]},
-        "%(n)s_first": {"dtype": "float32", "shape": []},
-    }
+    fields = {"%(n)s_units": {"dtype": "int64", "shape": [None]}, "%(n)s_first": {"dtype": "float32", "shape": []}}
 
     def prepare(self, sample):
-        if sorted(sample) != ["%(n)s_states", "%(n)s_voice"] or sample["%(n)s_states"].dtype != np.float16:
-            raise ValueError(f"got {sorted(sample)}")
-        if len(sample["%(n)s_states"]) == 9:
-            raise ValueError("nine steps are refused")
+        if sorted(sample) != ["%(n)s_states", "%(n)s_voice"] or len(sample["%(n)s_states"]) == 9:
+            raise ValueError("refused")
         return sample
 
     def forward(self, batch):
-        return {
-            "%(n)s_units": [one["%(n)s_states"].argmax(axis=1) for one in batch],
-            "%(n)s_first": [one["%(n)s_voice"].reshape(-1)[0] for one in batch],
-        }
-"""
-COUNTS = """
+        firsts = [one["%(n)s_voice"].reshape(-1)[0] for one in batch]
+        return {"%(n)s_units": [one["%(n)s_states"].argmax(axis=1) for one in batch], "%(n)s_first": firsts}
+
 class Counts:
     version = 1
     fields = {"counts": {"dtype": "int64", "shape": [32]}}
@@ -55,7 +47,6 @@ class Counts:
     def forward(self, batch):
         return {"counts": batch}
 """
-RUN = '\n[run]\nallow_code = true\ncache_root = "caches"\nnum_workers = 2\nmax_failed_share = 0.5\n'
 
 
 def chain(name: str, takes: str, more: str = "") -> str:
@@ -65,17 +56,21 @@ def chain(name: str, takes: str, more: str = "") -> str:
 
 
 SPOKEN = SPEECH + chain("hubert", "audio")
-COUNTED = '[[model]]\nname = "counts"\nfolder = "own_hubert.py:Counts"\ntakes = "hubert_own"\n'
+COUNTED = SPOKEN + '[[model]]\nname = "counts"\nfolder = "own_hubert.py:Counts"\ntakes = "hubert_own"\n'
+RUN = '\n[run]\nallow_code = true\ncache_root = "caches"\nnum_workers = 2\nmax_failed_share = 0.5\n'
 
 
 class Chained(Corpus):
     def config(self, text: str, *overrides: str) -> Any:
-        for path in self.folder.glob("own_*.py"):
-            path.unlink()
         for name in ("hubert", "t5", "siglip"):
-            (self.folder / f"own_{name}.py").write_text(CODE % {"n": name} + COUNTS)
+            (self.folder / f"own_{name}.py").write_text(CODE % {"n": name})
         (self.folder / "config.toml").write_text(text + RUN)
         return load_config(self.folder / "config.toml", overrides=overrides)
+
+    def batches(self, text: str, mode: str) -> list[Any]:
+        loader = make_loader(self.config(text, f"loader.cache={mode}"))
+        loader.set_epoch(0)
+        return [batch["hubert_units"].clone() for batch in loader]
 
 
 @pytest.fixture
@@ -93,9 +88,8 @@ def require_units(cache: Cache, name: str) -> None:
 
 
 def test_recordings_texts_and_a_chain_of_three(corpus: Chained) -> None:
-
     save_tiny("t5", corpus.folder / "t5")
-    text = SPOKEN + COUNTED + chain("t5", "text")
+    text = COUNTED + chain("t5", "text")
     report = build_here(corpus.config(text))
     assert report.failed == {"step_failed": 1}  # "two words" are nine tokens
     cache = open_cache(report.cache)
@@ -106,17 +100,6 @@ def test_recordings_texts_and_a_chain_of_three(corpus: Chained) -> None:
         np.testing.assert_array_equal(of_sample(cache, "counts", index).reshape(-1), counts)
     costs = build_here(corpus.config(text, 'run.cache_root="others"'), dry_run=True).models
     assert [cost.model for cost in costs] == ["hubert", "hubert_own", "counts", "t5", "t5_own"]
-
-
-def test_on_the_fly_it_is_the_same(corpus: Chained) -> None:
-    batches = []
-    build_here(corpus.config(SPOKEN + COUNTED))
-    for mode in ("require", "off"):
-        loader = make_loader(corpus.config(SPOKEN + COUNTED, f"loader.cache={mode}"))
-        loader.set_epoch(0)
-        batches.append([batch["counts"].clone() for batch in loader])
-    assert len(batches[0]) == 2
-    assert all(map(torch.equal, *batches))
 
 
 def test_photos(tmp_path: Path) -> None:
@@ -133,6 +116,7 @@ def test_a_bit_of_the_earlier_weights_makes_both_again(corpus: Chained) -> None:
         return {group for group, found in now.items() if found != first[group]}
 
     first = keys()
+    assert all(map(torch.equal, corpus.batches(SPOKEN, "require"), corpus.batches(SPOKEN, "off")))
     assert changed(keys(SPEECH + chain("hubert", "audio", "batch = 2"))) == {"hubert", "hubert_own"}
     edit_weights(corpus.folder / "hubert", flip_a_bit)
     assert changed(keys()) == {"hubert", "hubert_own"}
@@ -140,17 +124,13 @@ def test_a_bit_of_the_earlier_weights_makes_both_again(corpus: Chained) -> None:
 
 def test_what_the_earlier_model_refuses_is_no_sample_and_a_digest_stands_for_it(corpus: Chained) -> None:
     soundfile.write(corpus.folder / "2.wav", np.zeros(20, np.int16), RATE_HZ)
-    config = corpus.config(SPOKEN)
-    report = build_here(config)
+    report = build_here(corpus.config(SPOKEN))
     assert (report.excluded, report.num_samples) == ({"too_short": 1}, 4)
-    steps = [group.step for group in recipe_of(config).models]
-    shutil.rmtree(corpus.folder / "hubert")
     text = SPOKEN
-    for step in steps:
+    for step in [group.step for group in recipe_of(corpus.config(SPOKEN)).models]:
         text = text.replace(f'name = "{step.label}"', f'name = "{step.label}"\ndigest = "{step.digest}"')
-    loader = make_loader(corpus.config(text, "loader.cache=require"))
-    loader.set_epoch(0)
-    assert sum(len(batch["hubert_units"]) for batch in loader) == 4
+    shutil.rmtree(corpus.folder / "hubert")
+    assert sum(map(len, corpus.batches(text, "require"))) == 4
 
 
 @pytest.mark.parametrize(
@@ -159,26 +139,15 @@ def test_what_the_earlier_model_refuses_is_no_sample_and_a_digest_stands_for_it(
         (
             'takes = "hubert"',
             'takes = "huber"',
-            r"own.takes is \"huber\", wanted audio, image, text or hubert; did you",
+            r"is \"huber\", wanted audio, image, text or hubert; did you mean hubert",
         ),
         ('takes = "hubert"', 'takes = "hubert_own"', "which is not above it; a model takes what an earlier section"),
         ('takes = "audio"', 'takes = "hubert_own"', r"hubert.takes is \"hubert_own\", which is not above it"),
         ('takes = "audio"', 'takes = "audoi"', r"wanted audio, image or text; did you mean audio\?"),
         ("own_hubert.py:Units", "hubert", "is a folder, whose input comes from rows; a class of your own takes fields"),
-        ('takes = "hubert"', 'takes = ["hubert"]', "model"),
-        ('takes = "hubert"', 'takes = ""', r"takes is \"\", wanted"),
-        ('name = "hubert_own"', 'name = "hubert"', "2 models are called 'hubert'"),
     ],
 )
 def test_what_no_section_can_take_is_refused(corpus: Chained, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         corpus.config(SPOKEN.replace(old, new))
-    assert caught.value.code in ("FB147", "FB102")
-
-
-def test_a_class_that_gives_the_field_that_it_takes_is_refused(corpus: Chained) -> None:
-    config = corpus.config(SPOKEN)
-    path = corpus.folder / "own_hubert.py"
-    path.write_text(path.read_text().replace('"hubert_units"', '"hubert_voice"'))
-    with pytest.raises(ForebayError, match="hubert_voice"):
-        build_here(config)
+    assert caught.value.code == "FB147"
