@@ -66,11 +66,6 @@ class LoaderConfig:
     which evaluations take anyway."""
     pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32"
     """Type of `pixel_values` in packs. `uint8`: patches as stored, in an object that only `to_model_inputs` takes."""
-    pack_shapes: Literal["natural", "fixed"] = "natural"
-    """`natural`: a pack is as long as its samples. `fixed`: a pack is padded to one of `patch_classes` numbers of
-    patches, and to `plan.seq_len` tokens and those of the widest step between two classes: up to twice as many."""
-    patch_classes: int = 8
-    """Numbers of patches that fixed packs are padded to. A compiled model is compiled for as many shapes."""
     varlen: bool = False
     """Packs carry `cu_seq_lens_q/k` and `max_length_q/k` for flash attention."""
     tokens: dict[str, TokenPattern] = field(default_factory=dict, hash=False)
@@ -85,7 +80,7 @@ class LoaderConfig:
     """Shards of a cache that are mapped at once."""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "prefetch", "max_open_shards", "patch_classes")
+        at_least(self, 1, "prefetch", "max_open_shards")
         at_least(self, 0, "num_threads")
 
 
@@ -171,7 +166,10 @@ class MixtureConfig:
     """Weights that are left out are hours, or of images samples, to this power: 1 is proportional, less lifts the small
     ones."""
     batches: Literal["mixed", "per_source"] = "mixed"
-    """`mixed`: a micro-batch holds samples of all sources. `per_source`: a micro-batch holds samples of one source."""
+    """`mixed`: a micro-batch holds samples of all sources; of packs one plan of all samples, without weights.
+    `per_source`: a micro-batch, or a pack, holds samples of one source."""
+    shares_of: Literal["packs", "samples", "tokens", "patches"] = "tokens"
+    """Of packs: what weights are shares of. Left out, weights are what the packs of a source hold of it."""
     exhausted: Literal["repeat", "end"] = "repeat"
     """What a source that runs out does. `repeat`: it begins again, counted. `end`: it ends the epoch."""
     asr_ratio: float | None = None
@@ -410,11 +408,7 @@ class Config:
             object.__setattr__(self, "audio", AudioConfig(features="lengths") if "audio" in taken else AudioConfig())
         if self.vision and self.audio is None and self.text is None and self.vision.images != "none":
             object.__setattr__(self, "text", TextConfig(tokenizer=self.vision.processor, prompt="chat"))
-        if isinstance(self.plan, PackConfig) and self.mixture.is_given:
-            raise ValueError(
-                'plan.kind is "pack", and mixtures are of plans with buckets; list all data in one manifest, or take '
-                'images as their processor gives them: vision.images = "processor" and plan.kind = "bucket"'
-            )
+        self._check_mixture()
         self._check_padded()
         if self.mixture.source and self.loader.cache_dir is not None:
             raise ValueError(
@@ -425,6 +419,25 @@ class Config:
             raise ValueError(
                 f"run.cache_root is {self.run.cache_root!r}, and a web server lists no folders: name one cache of it "
                 "by loader.cache_dir, or a root in s3://, gs:// or az://"
+            )
+
+    def _check_mixture(self) -> None:
+        """Raises ValueError for what the mixture of a plan of packs, or of another plan, is not."""
+        mixture = self.mixture
+        if not isinstance(self.plan, PackConfig):
+            if mixture.shares_of != "tokens":
+                raise ValueError('mixture.shares_of is of packs; leave it out, or set plan.kind = "pack"')
+            return
+        if mixture.column is not None or mixture.asr_ratio is not None:
+            raise ValueError(
+                'plan.kind is "pack", and mixture.column and mixture.asr_ratio are of plans with buckets; give each '
+                "part a config of its own with a [filter], and name them in [[mixture.source]]"
+            )
+        has_weights = any(entry.weight is not None for entry in mixture.source) or mixture.change
+        if mixture.batches == "mixed" and (has_weights or mixture.temperature != 1):
+            raise ValueError(
+                'mixture.batches is "mixed", and packs of samples of all sources hold each sample once; for weights '
+                'set mixture.batches = "per_source", which makes each pack of one source'
             )
 
     def _check_padded(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
     packer = {"packer_version": PACKER_VERSION} if isinstance(settings, PackConfig) else {}
     if described.get("max_frames", 0) is None:  # as plans of images have always been named
         del described["max_frames"]
+    if described.get("shapes") == "natural":
+        del described["shapes"]
     if not isinstance(settings, PackConfig) and settings.batch_seconds is not None:
         described["batch_seconds"] = float(settings.batch_seconds)
     if isinstance(settings, BucketConfig):
@@ -100,6 +102,12 @@ def state_key(
 def with_mixture(key: str, mixture: Mapping[str, Any]) -> str:
     """Returns the state key of a mixture over the plan of `key`: it is a setting, on top of those of the plan."""
     return digest({"plan": key[:_PART], "mixture": mixture})[:_PART] + key[_PART:]
+
+
+def combined(keys: Iterable[str]) -> str:
+    """Returns the state key of several plans of the same settings together, part by part."""
+    cut = [[key[start : start + _PART] for start in range(0, 5 * _PART, _PART)] for key in keys]
+    return "".join(digest(parts)[:_PART] for parts in zip(*cut, strict=True) if any(parts))
 
 
 def without_shuffle(key: str, *, by_part: bool) -> str:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig
+from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.in_order import in_order
+from forebay.plan.interface import Plan
 from forebay.plan.make import Planned, plan_of
-from forebay.plan.mixture.mix_sources import mix
+from forebay.plan.mixture.mix_sources import mix, mix_packs
 from forebay.steps.recipe import AnyConfig, as_config, load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import form_step
@@ -90,7 +91,7 @@ def make_loader(
     collator: BatchMaker | None = None
     finish: Callable[[Any], Any] | None = None
     if isinstance(config.plan, PackConfig):
-        collator, finish = pack_makers(config, source, device=device, as_tensordict=as_tensordict)
+        collator, finish = pack_makers(config, source, planned.plan, device=device, as_tensordict=as_tensordict)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "output": output}
     here |= {"device": device, "device_prefetch": device_prefetch}
     here |= {"with_ids": with_ids, "with_columns": with_columns if isinstance(with_columns, str) else (*with_columns,)}
@@ -136,6 +137,10 @@ def loader_settings(config: Config) -> LoaderSettings:
 
 def _planned(config: Config, source: SampleSource) -> Planned:
     """Returns the plan of what is read, with the weights of a mixture on top."""
+    if isinstance(config.plan, PackConfig) and isinstance(source, SourceUnion):
+        if config.mixture.batches == "per_source":
+            return mix_packs(config, source, [_plan_of_all(config, part) for part in source.sources])
+        return _plan_of_all(config, source)
     planned = _plan_of_all(config, source)
     return mix(config, source, planned) if config.mixture.is_given else planned
 
@@ -168,32 +173,25 @@ def _one_of_node(root: Path) -> Iterator[None]:
 
 
 def pack_makers(
-    config: Config, source: SampleSource, *, device: torch.device | str | None, as_tensordict: bool
+    config: Config, source: SampleSource, plan: Plan, *, device: torch.device | str | None, as_tensordict: bool
 ) -> tuple[PackCollator, DeviceExpansion | None]:
     """Returns what makes the batches of packs on the host, and what then makes values of codes on a device."""
     settings, forms = config.loader, pack_forms(Stored.of(source))
+    shapes = PackShapes.of(plan, config.plan, source.constants)
     if settings.pixels == "uint8" and as_tensordict:
         raise ConfigError(
             'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches '
             'and pass over them; set loader.pixels = "float32"'
         )
     if settings.pixels == "uint8" or is_host(device) or not any(map(has_patches, forms)):
-        return pack_collator(settings, config.plan, source), None
+        return pack_collator(settings, source, shapes), None
     # The patches cross over as they are, an eighth of the bytes.
     stored = replace(settings, pixels="uint8")
-    return pack_collator(stored, config.plan, source), DeviceExpansion(*forms, dtype=pixel_dtype(settings.pixels))
+    return pack_collator(stored, source, shapes), DeviceExpansion(*forms, dtype=pixel_dtype(settings.pixels))
 
 
-def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: SampleSource) -> PackCollator:
-    """Returns what makes the batches of packs, as `[loader]` wants them."""
-    shapes = None
-    if settings.pack_shapes == "fixed" and isinstance(plan, PackConfig):
-        shapes = PackShapes.even(
-            plan.seq_len,
-            max_patches=next(iter(plan.budgets.values()), None),
-            num_classes=settings.patch_classes,
-            merge_size=int(source.constants.get("merge_size", 0)),
-        )
+def pack_collator(settings: LoaderConfig, source: SampleSource, shapes: PackShapes | None = None) -> PackCollator:
+    """Returns what makes the batches of packs, as `[loader]` wants them. shapes: those of their plan."""
     dtype = None if settings.pixels == "uint8" else pixel_dtype(settings.pixels)
     if not any(map(has_patches, pack_forms(Stored.of(source)))):
         dtype = _DTYPES[settings.dtype]
@@ -262,14 +260,15 @@ def _filtered(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> list
 def _union(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> SourceUnion:
     """Returns the union of the sources of `[[mixture.source]]`.
 
-    Raises ConfigError for patches, which are for packs, and for images beside what is none.
+    Raises ConfigError for patches in batches, and for images beside what is none.
     """
-    for part, name in parts:
+    is_packed = isinstance(config.plan, PackConfig)
+    for part, name in [] if is_packed else parts:
         steps = [form_step(str(values.get("features"))) for values in part.constants.groups.values()]
         if any(step is not None and step.stands_in for step in steps):
             raise ConfigError(
-                f"{config.path}: {name} holds patches for packs, and mixtures are of batches; list all data in one "
-                'manifest, or set vision.images = "processor" in its config and run forebay preprocess',
+                f'{config.path}: {name} holds patches for packs, and this plan is of batches; set plan.kind = "pack", '
+                'or vision.images = "processor" in its config and run forebay preprocess',
                 code="FB116",
             )
     untimed = [has_untimed_items(part) for part, _ in parts]
@@ -280,9 +279,8 @@ def _union(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> SourceU
             "mixture with images is of caches with [vision] alone: leave that source out",
             code="FB116",
         )
-    return SourceUnion(
-        [part for part, _ in parts], [name for _, name in parts], shares_batches=config.mixture.batches == "mixed"
-    )
+    shares_batches = is_packed or config.mixture.batches == "mixed"  # one collator makes all packs
+    return SourceUnion([part for part, _ in parts], [name for _, name in parts], shares_batches=shares_batches)
 
 
 def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, str]:

@@ -191,7 +191,7 @@ def test_packs_patches_and_other_modalities_are_refused(folder: Path, monkeypatc
         load(folder, "mixed", 'plan={kind="pack", seq_len=64}')
     config = load(folder, "per_source")
     for features, match in (
-        ("patches", r"two\.toml holds patches for packs, and mixtures are of batches; list all data"),
+        ("patches", r"two\.toml holds patches for packs, and this plan is of batches"),
         ("log_mel", r"two\.toml has features 'log_mel' and stands beside images"),
     ):
         parts = iter([(Other(features="images"), "one.toml"), (Other(features=features), "two.toml")])
