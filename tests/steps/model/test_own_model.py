@@ -178,6 +178,11 @@ def test_the_key_is_the_file_its_version_its_files_and_its_arguments(tmp_path: P
         ),
         ("for clip in batch], np.float32)", "for clip in batch[1:]], np.float32)", "'loud': 0.*'loud': 1"),
         ("frames = [np", "raise KeyError('no weights'); frames = [np", "forward raised KeyError: 'no weights'"),
+        (
+            "frames = [np",
+            "raise RuntimeError('CUDA out of memory'); frames = [np",
+            "MemoryError.*: CUDA.*make batch smaller",
+        ),
         ('"shape": []', '"shape": 3', "see docs/model-steps.md"),
         ("hop=160, ", "", r"made with args = .* it raised TypeError: .*hop"),
         ('files = ["scale.txt"]', "files = []", "Own of model.own reads .*scale.txt, which it does not list"),
