@@ -138,13 +138,24 @@ class ModelItems:
     @property
     def captions(self) -> CaptionsConfig | None:
         """The settings by which a row has several texts, of which a batch has one; None of other models."""
+        if isinstance(self.base, ModelItems):
+            return self.base.captions
         return self.base.choices if isinstance(self.base, TextInputs) else None
 
     def under(self, codec: Codec) -> Self:  # noqa: ARG002  there is one way
         return self
 
     def measured(self, constants: Mapping[str, Any]) -> Self:
-        return replace(self, known=json.dumps({name: constants.get(name) for name in ("form", "columns")}))
+        known = json.dumps({name: constants.get(name) for name in ("form", "columns")})
+        base = self.base.measured(constants["taken"]) if isinstance(self.base, ModelItems) else self.base
+        return replace(self, known=known, base=base)
+
+    def _described(self) -> dict[str, Any]:
+        """Returns what `measured` reads of constants."""
+        form, columns = self._declared
+        found = {"form": form.to_json(), "columns": {spec.name: spec.dtype for spec in columns}}
+        taken = {"taken": self.base._described()} if isinstance(self.base, ModelItems) else {}
+        return {name: value for name, value in (found | taken).items() if value}
 
     def fields(self) -> tuple[FieldSpec, ...]:
         hashes = () if self.lists is None else (FieldSpec(name=self._hash, dtype="str", role="table"),)
@@ -167,6 +178,8 @@ class ModelItems:
 
     def prepared_by(self) -> list[dict[str, Any]]:
         """Returns the identities of the steps that prepare its items: where a clip is cut, how it is decoded."""
+        if isinstance(self.base, ModelItems):
+            return [self.base.step.identity(), *self.base.prepared_by()]
         steps = getattr(self.base, "steps", None)
         return [] if steps is None else [step.identity() for step in steps.steps]
 
@@ -200,9 +213,18 @@ class ModelItems:
         An item of which the model has no step fails.
         """
         if self.step.is_code:
-            return map(cast("OwnModel", model).prepared, items)
+            taken = map(self.base._taken, items) if isinstance(self.base, ModelItems) else items
+            return map(cast("OwnModel", model).prepared, taken)
         least = self.step.least_rows()
         return items if least == 1 else (self._long_enough(values, least) for values in items)
+
+    def _taken(self, values: Values) -> Values:
+        """Returns what a later model is given of an item: the arrays of its fields, as they are stored."""
+        if "failure" in values:
+            return values
+        form, columns = self._declared
+        arrays = {each.name: each.array(values) for each in form.stored}
+        return {"taken": arrays | {spec.name: values[spec.name] for spec in columns}}
 
     def _long_enough(self, values: Values, least: int) -> Values:
         count = least if "failure" in values else len(values[prepared_form(cast(Hashable, self.base)).main.on_disk])
@@ -293,16 +315,14 @@ class ModelItems:
 
     def constants(self) -> dict[str, Any]:
         """Returns the form, and what a probe finds: how far an output for an item alone is from that in a batch."""
-        (form, columns), found = _probed(self)
         return {
             "features": MODEL,
             "takes": self.step.takes,
             "is_listed": self.lists is not None,
-            "form": form.to_json(),
-            **({"columns": {spec.name: spec.dtype for spec in columns}} if columns else {}),
+            **self._described(),
             **({} if self.captions is None else {CHOICES: {"has_empty": self.captions.empty}}),
             **self.step.facts(),
-            **found,
+            **_probed(self)[1],
         }
 
     def probe(self) -> str:
@@ -373,6 +393,9 @@ def model_items_of(config: Config, group: Any) -> ModelItems:
 
 
 def _base_of(config: Config, step: ModelStep) -> Prepares:
+    earlier = next((ModelStep.of(model, config) for model in config.model if model.name == step.takes), None)
+    if earlier is not None:
+        return ModelItems(earlier.label, earlier, _base_of(config, earlier))
     if step.is_code:
         return _decoded(config, step)
     texts, is_first = None, step.takes != "text" or step.gives_scores
