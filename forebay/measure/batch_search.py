@@ -86,7 +86,7 @@ class BucketCase:
 
     def _sample(self, source: SampleSource) -> Sample:
         sample: Sample = source.read(self.index)
-        if (variants := Variants.of(source.constants, list(source.fields))) is not None:
+        for variants in Variants.all_of(source.constants, source.fields.values()):
             sample = variants.longest(sample)
         missing = self.tokens - len(sample["input_ids"]) if "input_ids" in sample else 0
         if missing <= 0:

@@ -36,7 +36,7 @@ from forebay.spans import FEATURES, span
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
 from forebay.steps.audio.own_class import RESERVED
-from forebay.steps.form import BatchForm, FieldForm, Promise
+from forebay.steps.form import BatchForm, FieldForm, Promise, shown_shape
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.model.model_step import ModelStep, at_samples
@@ -44,7 +44,7 @@ from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields, shape_name
 from forebay.store.key import digest
-from forebay.store.layout import SIDES, Array, Constants, FieldSpec, Group
+from forebay.store.layout import SIDES, Array, Constants, FieldSpec, Group, variant_name
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
@@ -140,7 +140,14 @@ class ModelItems:
     def fields(self) -> tuple[FieldSpec, ...]:
         hashes = () if self.lists is None else (FieldSpec(name=self._hash, dtype="str", role="table"),)
         form, columns = self._declared
-        return (*form.specs(), *columns, *hashes)
+        return (*form.specs(), *self._varied(form), *columns, *hashes)
+
+    def _varied(self, form: BatchForm) -> Iterator[FieldSpec]:
+        """Yields the fields of the variants; their shapes are those of the plain ones."""
+        values = {field.on_disk for field in form.stored}
+        for name, spec in itertools.product(self.step.variants, form.specs()):
+            if spec.name in values:
+                yield replace(spec, name=variant_name(spec.name, name))
 
     @property
     def _hash(self) -> str:
@@ -180,7 +187,7 @@ class ModelItems:
         for values in enumerate(self.prepared(model, self.base.samples(rows, read))):
             window.append(values)
             size += "failure" not in values[1]
-            if size == _WINDOW * model.batch_size:
+            if size * len(self.step.views) >= _WINDOW * model.batch_size:
                 yield from self._made(model, window, names)
                 window, size = [], 0
         yield from self._made(model, window, names)
@@ -207,25 +214,40 @@ class ModelItems:
         window = [values for _, values in rows]
         good = [place for place, values in enumerate(window) if "failure" not in values]
         named = [(rows[place][0], names[rows[place][0]]) for place in good]
-        made = dict(zip(good, self._outputs(model, [window[place] for place in good], named), strict=True))
-        form, columns = self._declared
-        forms = {each.name: each for each in form.stored}
+        views = self.step.views
+        flat = self._outputs(model, [window[place] for place in good], named, views=[*views.values()])
+        made = {place: flat[n * len(views) :][: len(views)] for n, place in enumerate(good)}
+        forms = {each.name: each for each in self.form.stored}
         for place, values in enumerate(window):
             if place not in made:
                 yield {name: values[name] for name in ("failure", "message")}
-            elif (why := _too_large(made[place], forms)) is not None:
+            elif why := next(filter(None, (_too_large(each, forms) for each in made[place])), None):
                 yield {"failure": "not_finite", "message": f"model.{self.name}: {why}"}
             else:
-                found = {spec.name: made[place][spec.name].astype(spec.dtype) for spec in columns}
-                yield found | {k: v for name in forms for k, v in forms[name].stored(made[place][name]).items()}
+                yield self._stored(dict(zip(views, made[place], strict=True)))
+
+    def _stored(self, made: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
+        """Returns the fields of an item. made: its outputs, by the names of variants."""
+        form, columns = self._declared
+        found: dict[str, Any] = {spec.name: made[""][spec.name].astype(spec.dtype) for spec in columns}
+        for (name, outputs), field in itertools.product(made.items(), form.stored):
+            values = field.stored(outputs[field.name])
+            found |= {variant_name(key, name): values[key] for key in (values if not name else [field.on_disk])}
+        return found
 
     def _outputs(
-        self, model: Model, prepared: Sequence[Values], named: Sequence[tuple[int, str]] = (), batch_size: int = 0
+        self,
+        model: Model,
+        prepared: Sequence[Values],
+        named: Sequence[tuple[int, str]] = (),
+        batch_size: int = 0,
+        *,
+        views: Sequence[tuple[str, bool]] = (("", False),),
     ) -> list[dict[str, Array]]:
         """Returns the outputs for prepared items, which are given to the model by length, a batch at a time.
 
         A class of the user is given them in their order. named: row and name of each, for messages. batch_size: of a
-        batch; 0: that of the model.
+        batch; 0: that of the model. views: of each item, see `ModelStep.views`; their outputs stand side by side.
         """
         size = batch_size or model.batch_size
         if self.step.is_code:
@@ -239,7 +261,8 @@ class ModelItems:
         from forebay.steps.batch import collate_fields, fresh
 
         form = prepared_form(cast(Hashable, self.base))
-        columns = form.columns([self._sample(values) for values in prepared])
+        columns = form.columns([self._sample(values, *view) for values in prepared for view in views])
+        named = [each for each in named for _ in views]
         rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
         shapes = [[array.shape for array in arrays] for arrays in columns[form.main.name]]
         found: dict[int, dict[str, Array]] = {}
@@ -251,14 +274,21 @@ class ModelItems:
                     batch, _own_rows(form, batch, [rows[place] for place in places])
                 )
             found |= zip(places, outputs, strict=True)
-        return [found[place] for place in range(len(prepared))]
+        return [found[place] for place in range(len(rows))]
 
     def _of_class(self, model: OwnModel, prepared: Sequence[Values], named: Any) -> list[dict[str, Array]]:
         with span(FEATURES), at_samples(self.step, named):
             return model.made(prepared)
 
-    def _sample(self, values: Values) -> Mapping[str, Any]:
-        return values if self.base.lists is None else self.base.joined({}, [values])
+    def _sample(self, values: Values, window: str = "", is_flipped: bool = False) -> Mapping[str, Any]:  # noqa: FBT001, FBT002
+        """Returns a prepared item as its form has it."""
+        if self.base.lists is None:
+            return values
+        pixels = prepared_form(cast(Hashable, self.base)).pixels.name
+        sample = self.base.joined({}, [{**values, pixels: values[variant_name(pixels, window)]} if window else values])
+        if is_flipped:
+            sample[pixels] = tuple(np.ascontiguousarray(array[..., ::-1]) for array in sample[pixels])
+        return sample
 
     def told(self, items: pa.Table) -> list[Any]:
         return [None] * len(items)
@@ -277,7 +307,7 @@ class ModelItems:
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if self.lists is None:
             return {**items[0], **sample}
-        return StoredFields(self.form.specs()).sample(sample, items)
+        return StoredFields((*self.form.specs(), *self._varied(self.form))).sample(sample, items)
 
     def decoded(self, data: bytes, *, sample_id: str) -> Any:
         raise NotImplementedError(f"{self.name} is made by a model, and plain data sets have what was decoded")
@@ -291,6 +321,7 @@ class ModelItems:
             "is_listed": self.lists is not None,
             "form": form.to_json(),
             **({"columns": {spec.name: spec.dtype for spec in columns}} if columns else {}),
+            **({"variants": self.step.variants} if self.step.variants else {}),
             **self.step.facts(),
             **found,
         }
@@ -301,12 +332,12 @@ class ModelItems:
         return values_digest([{"form": digest(form.to_json()), "columns": ",".join(map(str, columns))}])
 
     def estimate_bytes(self, items: pa.Table) -> int:
-        form = self.form
+        form, views = self.form, len(self.step.views)
         if self.cropped is not None:
             places = int(np.prod(self.cropped.sides(items, self.step.factor()), axis=0).sum())
-            return places * sum((f.shape[0] or 1) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
+            return views * places * sum((f.shape[0] or 1) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
         size = sum(int(np.prod([n or 1 for n in f.shape])) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
-        return size * len(items) * (_STEPS_GUESSED if self.grows else 1)
+        return views * size * len(items) * (_STEPS_GUESSED if self.grows else 1)
 
     def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:  # noqa: ARG002
         return np.zeros(len(rows), np.int32)
@@ -437,6 +468,16 @@ def prepared_form(base: Any) -> BatchForm:
     return base.steps.features.batch(stored)
 
 
+def _require_variants(group: ModelItems, fields: Sequence[FieldForm]) -> None:
+    """Raises ConfigError where variants of a model's outputs would not be what their names say. fields: its arrays."""
+    where, pixels = f"model.{group.name}", prepared_form(cast(Hashable, group.base)).pixels
+    if not fields:
+        raise ConfigError(f"{where}: variants are of arrays, and it gives numbers alone; leave flip out", code="FB147")
+    if group.step.flip and (len(pixels.shape) != 3 or pixels.shape[0] != 3):
+        shape = f"{pixels.name} {shown_shape(pixels.shape)}"
+        raise ConfigError(f"{where}: flip is of [3, height, width], and it takes {shape}; leave it out", code="FB147")
+
+
 @functools.lru_cache(maxsize=4)
 def _probed(group: ModelItems) -> tuple[Declared, dict[str, Any]]:
     """Returns the form of a model's outputs, and how an item alone, again and in a batch differ.
@@ -451,6 +492,8 @@ def _probed(group: ModelItems) -> tuple[Declared, dict[str, Any]]:
     alone, again = ([group._outputs(model, [one])[0] for one in prepared] for _ in range(2))
     together = group._outputs(model, prepared)
     fields, numbers = model.declared(alone[0])
+    if group.step.variants:
+        _require_variants(group, fields)
     form = BatchForm(made_by=model.made_by, fields=fields, promise=Promise(kind="exact"))
     promise = promise_of(alone, again, together)
     return (form, _columns(numbers)), {
