@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,6 +46,7 @@ class ModelCost:
 
     ms_a_sample: of the model. prepare_ms_a_sample: of what stands before it. hours: on the processes and devices of
     this machine. break_even_bytes_s: a storage that reads faster than this gives values sooner than the model does.
+    batch: the samples that it is given at once. ms_by_batch: of the longest samples, by the batches that fit.
     """
 
     model: Group
@@ -57,7 +58,16 @@ class ModelCost:
     prepare_ms_a_sample: float
     hours: float
     break_even_bytes_s: float
+    batch: int
+    ms_by_batch: Mapping[int, float]
     device: str
+
+    @property
+    def proposed_batch(self) -> int:
+        """The smallest batch that is within a twentieth of the fastest; the present one where that is."""
+        enough = 1.05 * min(self.ms_by_batch.values(), default=0.0)
+        good = [size for size, ms in self.ms_by_batch.items() if ms <= enough]
+        return self.batch if self.batch in good or not good else min(good)
 
     def lines(self) -> Iterator[str]:
         """Yields what a dry run prints."""
@@ -70,6 +80,12 @@ class ModelCost:
         yield (
             f"model.{self.model}: reading {human_bytes(self.bytes_a_sample)} is faster than the model where storage "
             f"gives more than {human_bytes(self.break_even_bytes_s)}/s"
+        )
+        speeds = ", ".join(f"{size}: {ms:.3g}" for size, ms in self.ms_by_batch.items())
+        proposal = f"batch = {self.proposed_batch} in its section is fastest, under another key of its shards"
+        yield (
+            f"model.{self.model}: ms of its longest samples in batches of {speeds}; "
+            + (f"{self.batch}, as it is, is as good as any" if self.proposed_batch == self.batch else proposal)
         )
 
 

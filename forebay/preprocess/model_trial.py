@@ -6,13 +6,14 @@ does not fit is refused here with the one that does: it is never cut in two late
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -33,25 +34,34 @@ from forebay.task_map import WorkerDied
 from forebay.visible import human_bytes
 
 TRIED = 64
-"""Samples that a dry run makes."""
+"""Samples that a dry run makes, and the largest batch that it tries."""
+_TRIED_S = 30.0
+"""Seconds after which no larger batch is tried."""
+Trial = Literal["room", "cost", "batches"]
+"""Whether one batch fits; the cost of some samples; the speed in batches of 1, 2, 4, ... of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """The cost of some samples. stored_bytes: of what is kept of them. model_s: after the preparation of its input."""
+    """The cost of some samples. stored_bytes: of what is kept of them. model_s: after the preparation of its input.
+
+    batches: seconds of the model a sample, by the size of the batch, of those that fit.
+    """
 
     samples: int
     stored_bytes: int
     prepare_s: float
     model_s: float
+    batches: Mapping[int, float] = field(default_factory=dict)
 
 
-def _longest(group: ModelItems, items: pa.Table, files: Sequence[SourceFile]) -> Array:
-    """Returns the places of the items of one batch that are longest by what the listing knows, else the first ones.
+def _longest(group: ModelItems, items: pa.Table, files: Sequence[SourceFile], count: int = 0) -> Array:
+    """Returns the places of the items that are longest by what the listing knows, else the first ones.
 
     Of those whose shape is known they are of one shape, the largest: only such stand in a batch together.
+    count: of how many; 0: of one batch.
     """
-    count = group.step.batch_of(group.step.family())
+    count = count or group.step.batch_of(group.step.family())
     lengths = np.zeros(len(items))
     sides = np.array([*group.listed_lengths(items, files).values()])
     if len(sides) and len(items):
@@ -69,7 +79,7 @@ class TryModel:
     """Makes the rows of a trial, in a worker. sharers: processes that run models on this machine's CPU."""
 
     sharers: int
-    checks_memory: bool
+    trial: Trial
 
     def __call__(self, task: ShardTask) -> Tried:
         """Returns the cost. Raises BuildError where their batch does not fit into memory."""
@@ -83,16 +93,33 @@ class TryModel:
         good = [(place, values) for place, values in enumerate(prepared) if "failure" not in values]
         for place, values in good[:1]:  # opens the model, and brings its weights to memory: no part of the cost
             group._outputs(model, [values], [(place, names[place])])
-        if self.checks_memory:
+        if self.trial == "room":
             self._require_room(group, [values for _, values in good])
+        speeds = self._speeds(group, [values for _, values in good]) if self.trial == "batches" else {}
         begun_s = time.perf_counter()
-        made = [] if self.checks_memory else [*group._made(model, [*enumerate(prepared)], names)]
+        made = [*group._made(model, [*enumerate(prepared)], names)] if self.trial == "cost" else []
         return Tried(
             samples=len(made),
             stored_bytes=sum(_size(value) for values in made if "failure" not in values for value in values.values()),
             prepare_s=prepare_s,
             model_s=time.perf_counter() - begun_s,
+            batches=speeds,
         )
+
+    def _speeds(self, group: ModelItems, prepared: Sequence[Values]) -> dict[int, float]:
+        """Returns the seconds a sample in batches of 1, 2, 4, ... of the longest samples, the better of two runs."""
+        found: dict[int, float] = {}
+        begun_s = time.perf_counter()
+        for size in (1 << power for power in range(len(prepared).bit_length())):
+            if time.perf_counter() - begun_s > _TRIED_S or self._overflow(group, prepared[:size]) is not None:
+                break
+            runs = []
+            for _ in range(2):
+                run_s = time.perf_counter()
+                group._outputs(model_at_hand(group.step), prepared[:size], batch_size=size)
+                runs.append((time.perf_counter() - run_s) / size)
+            found[size] = min(runs)
+        return found
 
     def _require_room(self, group: ModelItems, prepared: Sequence[Values]) -> None:
         if not prepared or (why := self._overflow(group, prepared)) is None:
@@ -151,12 +178,13 @@ class ModelTrials:
         fixed = [group for group in self._groups() if not group.grows]
         items = {group.name: self.listing.items[group.name].table.slice(0, 1) for group in fixed}
         require_disk(self.config, sum(group.estimate_bytes(items[group.name]) * self._rows(group) for group in fixed))
-        self._tried(_longest, checks_memory=True)
+        self._tried(_longest, "room")
 
     def costs(self) -> tuple[ModelCost, ...]:
         """Returns what each model will cost here. Raises BuildError where the disk has no room for what it gives."""
-        tried = self._tried(self._spread, checks_memory=False)
-        costs = tuple(self._cost(group, tried[group.name]) for group in self._groups())
+        tried = self._tried(self._spread, "cost")
+        longest = self._tried(functools.partial(_longest, count=TRIED), "batches")
+        costs = tuple(self._cost(group, tried[group.name], longest[group.name]) for group in self._groups())
         require_disk(self.config, sum(cost.total_bytes for cost in costs))
         return costs
 
@@ -165,14 +193,14 @@ class ModelTrials:
         return [group for group in self.listing.groups.items if isinstance(group, ModelItems) and group.name in names]
 
     def _tried(
-        self, places: Callable[[ModelItems, pa.Table, Sequence[SourceFile]], Array], *, checks_memory: bool
+        self, places: Callable[[ModelItems, pa.Table, Sequence[SourceFile]], Array], trial: Trial
     ) -> dict[Group, Tried]:
         tables = ((group, self.listing.items[group.name].table) for group in self._groups())
         tasks = (self._task(group, places(group, table, self.listing.files)) for group, table in tables)
         sharers = self.devices.count(CPU) if self.devices else min(self._workers, len(self.missing))
         found: dict[Group, Tried] = {}
         try:
-            for task, tried in self.run(TryModel(sharers, checks_memory), tasks):
+            for task, tried in self.run(TryModel(sharers, trial), tasks):
                 found[task.group] = tried
         except WorkerDied as err:
             raise BuildError(
@@ -208,7 +236,7 @@ class ModelTrials:
     def _workers(self) -> int:
         return self.config.run.num_workers or os.cpu_count() or 1
 
-    def _cost(self, group: ModelItems, tried: Tried) -> ModelCost:
+    def _cost(self, group: ModelItems, tried: Tried, longest: Tried) -> ModelCost:
         count, size = max(1, tried.samples), tried.stored_bytes / max(1, tried.samples)
         of_model, before = tried.model_s / count, tried.prepare_s / count
         samples = self._rows(group)
@@ -224,6 +252,8 @@ class ModelTrials:
             prepare_ms_a_sample=1000 * before,
             hours=a_sample_s * samples / 3600,
             break_even_bytes_s=size / of_model if of_model else 0.0,
+            batch=group.step.batch_of(group.step.family()),
+            ms_by_batch={size: 1000 * seconds for size, seconds in longest.batches.items()},
             device=self.constants.of(group.name)["made_with"]["device"],
         )
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -242,11 +243,19 @@ def test_a_dry_run_says_what_the_whole_costs(
         assert (cost.samples_tried, cost.samples, cost.total_bytes) == (5, 5, size)
         assert cost.break_even_bytes_s == pytest.approx(cost.bytes_a_sample / cost.ms_a_sample * 1000)
         assert cost.hours > 0
+    assert [[*cost.ms_by_batch] for cost in built.models] == [[1, 2, 4]] * 2
+    assert built.models[0].batch == 1
     assert built.estimated_bytes is not None
     assert built.estimated_bytes > sum(cost.total_bytes for cost in built.models)
     lines = "\n".join(built.lines())
     assert "model.whisper: 5 samples tried on" in lines
     assert "96 kB a sample, 480 kB for 5" in lines
+    assert "model.whisper: ms of its longest samples in batches of 1: " in lines
+    speeds = dict(zip((1, 2, 4, 8), (8.0, 4.0, 2.0, 1.99), strict=True))
+    tried = [replace(built.models[0], batch=batch, ms_by_batch=speeds) for batch in (1, 4, 8, 64)]
+    assert [cost.proposed_batch for cost in tried] == [4, 4, 8, 4]
+    assert "batch = 4 in its section is fastest" in [*tried[0].lines()][-1]
+    assert "8, as it is, is as good as any" in [*tried[2].lines()][-1]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     for is_dry in (True, False):  # of outputs of one shape the build itself knows it
         with pytest.raises(BuildError, match=r"what models give takes about 480 kB, and .* has 1 kB free") as caught:
