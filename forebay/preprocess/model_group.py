@@ -27,6 +27,7 @@ from forebay.preprocess.device_process import Model, model_at_hand
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
 from forebay.preprocess.image_form import ArrayForm, DecodedForm
 from forebay.preprocess.image_group import ImageItems
+from forebay.preprocess.model_batches import batches_by_length, own_rows, require_variants, too_large, varied_fields
 from forebay.preprocess.pair_inputs import PairInputs
 from forebay.preprocess.probe_sample import in_words, promise_of, sample_of
 from forebay.preprocess.text_inputs import TextInputs
@@ -36,11 +37,11 @@ from forebay.spans import FEATURES, span
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
 from forebay.steps.audio.own_class import RESERVED
-from forebay.steps.form import BatchForm, FieldForm, Promise, shown_shape
+from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.model.model_step import ModelStep, at_samples
-from forebay.steps.step import MODEL, Batch, Stored
+from forebay.steps.step import MODEL, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields, shape_name
 from forebay.store.key import digest
@@ -140,14 +141,7 @@ class ModelItems:
     def fields(self) -> tuple[FieldSpec, ...]:
         hashes = () if self.lists is None else (FieldSpec(name=self._hash, dtype="str", role="table"),)
         form, columns = self._declared
-        return (*form.specs(), *self._varied(form), *columns, *hashes)
-
-    def _varied(self, form: BatchForm) -> Iterator[FieldSpec]:
-        """Yields the fields of the variants; their shapes are those of the plain ones."""
-        values = {field.on_disk for field in form.stored}
-        for name, spec in itertools.product(self.step.variants, form.specs()):
-            if spec.name in values:
-                yield replace(spec, name=variant_name(spec.name, name))
+        return (*form.specs(), *varied_fields(form, self.step.variants), *columns, *hashes)
 
     @property
     def _hash(self) -> str:
@@ -221,7 +215,7 @@ class ModelItems:
         for place, values in enumerate(window):
             if place not in made:
                 yield {name: values[name] for name in ("failure", "message")}
-            elif why := next(filter(None, (_too_large(each, forms) for each in made[place])), None):
+            elif why := next(filter(None, (too_large(each, forms) for each in made[place])), None):
                 yield {"failure": "not_finite", "message": f"model.{self.name}: {why}"}
             else:
                 yield self._stored(dict(zip(views, made[place], strict=True)))
@@ -266,13 +260,11 @@ class ModelItems:
         rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
         shapes = [[array.shape for array in arrays] for arrays in columns[form.main.name]]
         found: dict[int, dict[str, Array]] = {}
-        for places in _batches(shapes, size, are_alike=form.main.pad is None):
+        for places in batches_by_length(shapes, size, are_alike=form.main.pad is None):
             part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
             batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
             with span(FEATURES), at_samples(self.step, [named[place] for place in places] if named else ()):
-                outputs = cast("OpenModel", model).made(
-                    batch, _own_rows(form, batch, [rows[place] for place in places])
-                )
+                outputs = cast("OpenModel", model).made(batch, own_rows(form, batch, [rows[place] for place in places]))
             found |= zip(places, outputs, strict=True)
         return [found[place] for place in range(len(rows))]
 
@@ -307,7 +299,7 @@ class ModelItems:
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if self.lists is None:
             return {**items[0], **sample}
-        return StoredFields((*self.form.specs(), *self._varied(self.form))).sample(sample, items)
+        return StoredFields((*self.form.specs(), *varied_fields(self.form, self.step.variants))).sample(sample, items)
 
     def decoded(self, data: bytes, *, sample_id: str) -> Any:
         raise NotImplementedError(f"{self.name} is made by a model, and plain data sets have what was decoded")
@@ -356,31 +348,6 @@ class ModelItems:
 
 _STEPS_GUESSED = 100
 """Of an output that grows, where nothing says how long it is."""
-
-
-def _too_large(values: Mapping[str, Array], forms: Mapping[str, FieldForm]) -> str | None:
-    """Returns which field holds NaN, infinity or what its stored type cannot hold; None where all is well."""
-    for name, array in values.items():
-        if array.dtype.kind == "f" and array.size:
-            stored = forms[name].stored_dtype if name in forms else "float32"
-            largest = float(np.abs(array).max())
-            if not largest <= float(np.finfo(stored).max):
-                return f"{name} holds {largest:g}, which {stored} does not"
-    return None
-
-
-def _batches(shapes: Sequence[list[tuple[int, ...]]], size: int, *, are_alike: bool) -> Iterator[list[int]]:
-    """Yields the places of items by length, a batch at a time. are_alike: a batch is of one shape."""
-    order = sorted(range(len(shapes)), key=shapes.__getitem__)
-    for _, found in itertools.groupby(order, key=shapes.__getitem__ if are_alike else lambda _: None):
-        places = list(found)
-        yield from (places[start : start + size] for start in range(0, len(places), size))
-
-
-def _own_rows(form: BatchForm, batch: Batch, rows: list[int]) -> list[int]:
-    """Returns how many rows of a batch are each item's own: those that its mask marks. rows: where there is none."""
-    mask = next((each.name for each in form.fields if each.mask_of == form.main.name and len(each.shape) == 1), None)
-    return rows if mask is None else batch[mask].sum(dim=1).tolist()
 
 
 def model_items_of(config: Config, group: Any) -> ModelItems:
@@ -468,16 +435,6 @@ def prepared_form(base: Any) -> BatchForm:
     return base.steps.features.batch(stored)
 
 
-def _require_variants(group: ModelItems, fields: Sequence[FieldForm]) -> None:
-    """Raises ConfigError where variants of a model's outputs would not be what their names say. fields: its arrays."""
-    where, pixels = f"model.{group.name}", prepared_form(cast(Hashable, group.base)).pixels
-    if not fields:
-        raise ConfigError(f"{where}: variants are of arrays, and it gives numbers alone; leave flip out", code="FB147")
-    if group.step.flip and (len(pixels.shape) != 3 or pixels.shape[0] != 3):
-        shape = f"{pixels.name} {shown_shape(pixels.shape)}"
-        raise ConfigError(f"{where}: flip is of [3, height, width], and it takes {shape}; leave it out", code="FB147")
-
-
 @functools.lru_cache(maxsize=4)
 def _probed(group: ModelItems) -> tuple[Declared, dict[str, Any]]:
     """Returns the form of a model's outputs, and how an item alone, again and in a batch differ.
@@ -493,7 +450,7 @@ def _probed(group: ModelItems) -> tuple[Declared, dict[str, Any]]:
     together = group._outputs(model, prepared)
     fields, numbers = model.declared(alone[0])
     if group.step.variants:
-        _require_variants(group, fields)
+        require_variants(group.step, prepared_form(cast(Hashable, group.base)).pixels, fields)
     form = BatchForm(made_by=model.made_by, fields=fields, promise=Promise(kind="exact"))
     promise = promise_of(alone, again, together)
     return (form, _columns(numbers)), {
