@@ -49,7 +49,7 @@ def varied_fields(form: BatchForm, names: Sequence[str]) -> Iterator[FieldSpec]:
 
 
 def require_variants(step: ModelStep, pixels: FieldForm, fields: Sequence[FieldForm]) -> None:
-    """Raises ConfigError where variants would not be what they are called. pixels: of the input. fields: stored ones."""
+    """Raises ConfigError where variants would not be what they are called. pixels: of the input. fields: stored."""
     where = f"model.{step.label}"
     if not fields:
         raise ConfigError(f"{where}: variants are of arrays, and it gives numbers alone; leave flip out", code="FB147")
