@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from forebay import load_config
-from forebay.errors import ForebayError
+from forebay.errors import CacheCorruptError, ForebayError
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
 from forebay.steps.image.cropped import Cropped
@@ -187,6 +188,27 @@ def test_the_settings_are_in_the_key_and_the_bytes_in_the_estimate(corpus: Photo
     assert alike[:2] == (None, 1)
 
 
+def _require_read_together(cache: Cache) -> None:
+    """Asserts that samples that are read together are those that are read one by one; of a damaged list none is."""
+    anew, places = open_cache(cache.folder), [5, 0, 3, 0, 11]
+    together = anew.read_batch(places)
+    assert together is not None
+    for place, sample in zip(places, together, strict=True):
+        alone = cache.read(place)
+        assert list(sample) == list(alone)
+        for name, values in alone.items():
+            for one, other in zip(values, sample[name], strict=True):
+                np.testing.assert_array_equal(one, other)
+    for change in (-1, 1 << 40):
+        offsets, slots = anew._listed["vae"]
+        anew._listed["vae"] = (copy.copy(offsets), slots)
+        anew._listed["vae"][0].array = offsets.array + change
+        assert anew.read_batch(places) is None
+        with pytest.raises(CacheCorruptError, match="sample 0, vae: its items are"):
+            anew.read(0)
+        anew._listed["vae"] = (offsets, slots)
+
+
 def test_sound_and_several_images_of_a_row_have_their_own_draws(tmp_path: Path) -> None:
     save_vae(tmp_path / "vae")
     config_of(tmp_path)
@@ -197,6 +219,7 @@ def test_sound_and_several_images_of_a_row_have_their_own_draws(tmp_path: Path) 
     (tmp_path / "c.toml").write_text(text.replace(vision, "") + model)
     config = load_config(tmp_path / "c.toml", overrides=["loader.form=ragged"])
     cache = open_cache(build_here(config).cache)
+    _require_read_together(cache)
     loader: Any = make_loader(config, with_ids=True)
     seen = set()
     for batch, ids in loader:
