@@ -10,8 +10,8 @@ forebay's packers stand:
 
 More parts pack along the line with 8 to 256 samples in sight, of any length up to 8192 and of clips too (1 to 30 s, 50
 tokens a second), beside packers that are greedy with as many in sight or as many packs open; under both budgets at
-once, tokens and image patches; and 10 million samples. Speeds are samples a CPU second, medians of the rounds, on one
-thread. The order of the contestants turns from round to round.
+once, tokens and image patches; in fixed shapes; and 10 million samples. Speeds are samples a CPU second, medians of the
+rounds, on one thread. The order of the contestants turns from round to round.
 """
 
 from __future__ import annotations
@@ -247,6 +247,40 @@ def two_budgets(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+def fixed_shapes(count: int) -> list[dict[str, Any]]:
+    """Returns a row for each mix of tokens and image tokens: what fixed shapes lose, beside natural packs."""
+    photos, patches = photos_and_text(count)
+    rng = np.random.default_rng(0)
+    shown, is_text = rng.integers(160, 281, count), rng.random(count) < 0.5
+    images = np.where(is_text, 0, rng.integers(200, 1200, count))
+    texts = np.where(is_text, np.clip(np.exp(rng.normal(7, 0.9, count)), 10, 8100), rng.integers(30, 200, count))
+    mixes = {
+        "VQA": (shown + rng.integers(40, 121, count), shown),
+        "photos, 10 % text": (photos.astype(np.int64), patches // 4),
+        "half long text": (texts.astype(np.int64) + images, images),
+    }
+    rows = []
+    for name, (tokens, of_images) in mixes.items():
+        for seq_len in (4096, SEQ_LEN, 4 * SEQ_LEN):
+            start = time.process_time()
+            settings = PackConfig(seq_len=seq_len, shapes="fixed")
+            plan = pack_plan(tokens, patches=4 * of_images, merge_size=2, settings=settings)
+            cpu_s, natural = time.process_time() - start, pack_plan(tokens, settings=PackConfig(seq_len=seq_len))
+            held, wanted = (int(tokens[each.members].sum()) / each.num_batches / seq_len for each in (plan, natural))
+            rows.append(
+                {
+                    "mix": name,
+                    "seq_len": seq_len,
+                    "patches": " or ".join(map(str, plan.patch_classes)),
+                    "lost_percent": 100 * (1 - held),
+                    "natural_lost_percent": 100 * (1 - wanted),
+                    "no_shape": len(plan.unplaced["no_shape"]),
+                    "packs_per_cpu_s": plan.num_batches / cpu_s,
+                }
+            )
+    return rows
+
+
 def large(make: Callable[[int], Array], count: int) -> dict[str, Any]:
     """Returns the row of a plan of many samples: its time, and from a second run its memory besides the lengths."""
     lengths = make(count)
@@ -280,6 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "lognormal": packers(lognormal(some), rounds=options.rounds or rounds),
         "samples in sight": buffers(some // 5),
         "two budgets": two_budgets(some),
+        "fixed shapes": fixed_shapes(some // 15),
     }
     show(document, as_json=options.json)
     return 0

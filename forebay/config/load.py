@@ -26,7 +26,7 @@ _NO_FILE = "CONFIG"
 _MAX_PROBLEMS = 20
 """Problems of one file that a message lists."""
 _TO_LOADER = (
-    *("cache", "cache_dir", "verify", "seed", "dtype", "crop_s", "pixels", "pack_shapes", "patch_classes", "varlen"),
+    *("cache", "cache_dir", "verify", "seed", "dtype", "crop_s", "pixels", "varlen"),
     *("num_threads", "prefetch", "pin_memory", "max_open_shards"),
 )
 _TO_MIXTURE = ("column", "weights", "temperature", "batches", "exhausted")
@@ -34,6 +34,8 @@ _COLUMNS = ("audio", "text", "language", "image", "question", "answer", "message
 RENAMED = {
     **{f"train.{name}": f"loader.{name}" for name in _TO_LOADER},
     **{f"train.mixture_{name}": f"mixture.{name}" for name in _TO_MIXTURE},
+    **{f"{section}.pack_shapes": "plan.shapes" for section in ("train", "loader")},
+    **{f"{section}.patch_classes": "plan.shapes" for section in ("train", "loader")},
     "train.mixture": "mixture.source",
     "train.asr_ratio": "mixture.asr_ratio",
     **{f"source.{name}_column": f"source.columns.{name}" for name in _COLUMNS},

@@ -220,16 +220,25 @@ class PackConfig:
     overlong: Literal["drop", "error"] = "drop"
     """What becomes of a sample above `seq_len`, `max_patches` or `max_frames`. `drop`: the sample is left out, counted
     and listed. `error`: no plan is made."""
+    shapes: Literal["natural", "fixed"] = "natural"
+    """`natural`: a pack is as long as its samples. `fixed`: padded to exactly `seq_len` tokens, and to one of at most
+    two numbers of patches, which the plan chooses so that the least is padding; for a compiled model."""
 
     def __post_init__(self) -> None:
         for name, least in (("seq_len", 1), ("max_patches", 1), ("max_frames", 1), ("buffer_size", 0)):
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise ValueError(f"{name} is {value}, wanted {least} to {2**31 - 1}")
-        if self.algorithm == "best_fit_decreasing" and (self.buffer_size or self.budgets):
+        if self.algorithm == "best_fit_decreasing" and (self.buffer_size or self.budgets or self.has_shapes):
             raise ValueError(
-                'algorithm = "best_fit_decreasing" packs all samples by tokens: no buffer_size, max_patches, max_frames'
+                'algorithm = "best_fit_decreasing" packs all samples by tokens: no buffer_size, max_patches, '
+                'max_frames, and no shapes = "fixed"'
             )
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether packs are padded to fixed shapes."""
+        return self.shapes == "fixed"
 
     @property
     def budgets(self) -> dict[str, int]:

@@ -66,11 +66,6 @@ class LoaderConfig:
     which evaluations take anyway."""
     pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32"
     """Type of `pixel_values` in packs. `uint8`: patches as stored, in an object that only `to_model_inputs` takes."""
-    pack_shapes: Literal["natural", "fixed"] = "natural"
-    """`natural`: a pack is as long as its samples. `fixed`: a pack is padded to one of `patch_classes` numbers of
-    patches, and to `plan.seq_len` tokens and those of the widest step between two classes: up to twice as many."""
-    patch_classes: int = 8
-    """Numbers of patches that fixed packs are padded to. A compiled model is compiled for as many shapes."""
     varlen: bool = False
     """Packs carry `cu_seq_lens_q/k` and `max_length_q/k` for flash attention."""
     tokens: dict[str, TokenPattern] = field(default_factory=dict, hash=False)
@@ -85,7 +80,7 @@ class LoaderConfig:
     """Shards of a cache that are mapped at once."""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "prefetch", "max_open_shards", "patch_classes")
+        at_least(self, 1, "prefetch", "max_open_shards")
         at_least(self, 0, "num_threads")
 
 

@@ -153,9 +153,7 @@ class PackCase:
         times = min(seq_len // tokens, self.max_patches(size) // max(patches, 1))
         rest = seq_len - times * tokens
         fill = [_text(sample, min(tokens, rest - start)) for start in range(0, rest, tokens)]
-        assert isinstance(config.plan, PackConfig)  # the case is of its plan
-        plan = dataclasses.replace(config.plan, seq_len=seq_len, max_patches=self.max_patches(size) or None)
-        return pack_collator(config.loader, plan, source).collate([sample] * times + fill, allocate=fresh)
+        return pack_collator(config.loader, source).collate([sample] * times + fill, allocate=fresh)
 
 
 def _text(sample: Sample, length: int) -> Sample:

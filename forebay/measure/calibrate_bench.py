@@ -161,7 +161,7 @@ class CalibrationBench:
             "model": hash_file(self._facts.folder / "config.json"),
             "train": json.loads(json.dumps({name: train[name] for name in _OF_MEMORY})),
             "has_norm": config.train.max_grad_norm > 0,
-            "dtype": [config.loader.dtype, config.loader.pack_shapes, config.loader.varlen],
+            "dtype": [config.loader.dtype, config.loader.varlen],
             "longest": [case.name, case.longest],
             "torch": [torch.__version__, transformers.__version__],
             "device": self.device.name,

@@ -84,7 +84,7 @@ def loader_over(bench: Bench, source: SampleSource, planned: Planned, *, num_thr
     config = bench.config
     collator, finish = None, None
     if isinstance(config.plan, PackConfig):
-        collator, finish = pack_makers(config, source, device=None, as_tensordict=False)
+        collator, finish = pack_makers(config, source, planned.plan, device=None, as_tensordict=False)
     settings = dataclasses.replace(loader_settings(config), num_threads=num_threads)
     features = config.loader.device_features
     named: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "features": features}
@@ -95,7 +95,7 @@ def makers(bench: Bench, source: SampleSource) -> list[BatchMaker]:
     """Returns what makes the batches of each part of a source, as the config wants them."""
     config, settings = bench.config, loader_settings(bench.config)
     if isinstance(config.plan, PackConfig):
-        return [pack_makers(config, source, device=None, as_tensordict=False)[0]]
+        return [pack_makers(config, source, bench.planned.plan, device=None, as_tensordict=False)[0]]
     made = config.loader.device_features
     named: dict[str, Any] = {"dtype": settings.dtype, "padding_side": settings.padding_side}
     return [Collator(part, **named, features=DeviceFeatures.wanted(made, part)) for part in parts_of(source)]

@@ -223,7 +223,7 @@ def sealed_content(folder: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _content(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {name: metadata[name] for name in ("arrays", "windows") if name in metadata}
+    return {name: metadata[name] for name in ("arrays", "windows", "patch_classes") if name in metadata}
 
 
 def pack_settings(folder: Path) -> tuple[str, PackConfig]:

@@ -31,6 +31,7 @@ class InOrderPlan:
     classes: Ints
     tail: Tail
     grad_accs: tuple[int, ...] | None = None
+    patch_classes: tuple[int, ...] = ()
 
     @property
     def num_batches(self) -> int:
@@ -93,7 +94,7 @@ def _in_order(plan: Plan, parts: Array | None, tail: Tail) -> InOrderPlan:
     sizes = sizes[order]
     offsets = np.concatenate(([0], np.cumsum(sizes)))
     kept = {"members": members[places_of(starts[order], sizes)], "offsets": offsets, "classes": classes[order]}
-    return InOrderPlan(**kept, tail=tail, grad_accs=plan.grad_accs)
+    return InOrderPlan(**kept, tail=tail, grad_accs=plan.grad_accs, patch_classes=plan.patch_classes)
 
 
 def _pieces(plan: Plan, parts: Array | None) -> Iterator[tuple[Ints, Ints, int]]:

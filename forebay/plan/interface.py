@@ -58,6 +58,10 @@ class Plan(Protocol):
     def grad_accs(self) -> tuple[int, ...] | None:
         """Micro-batches an optimizer step of each shape class, where the plan says so; None: `train.grad_acc`."""
 
+    @property
+    def patch_classes(self) -> tuple[int, ...]:
+        """Rows of items, most often patches, that packs of fixed shapes are padded to, rising; of others none."""
+
     def order(self, seed: int, epoch: int) -> EpochOrder:
         """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
 
@@ -76,6 +80,7 @@ class KeptPlan:
     members: Array
     check: Callable[[Ints], None] | None
     grad_accs: tuple[int, ...] | None = None
+    patch_classes: tuple[int, ...] = ()
 
     def members_at(self, places: Ints) -> Ints:
         """Returns the sample indices, int64, that stand at `places` of `members`."""

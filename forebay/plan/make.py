@@ -70,6 +70,7 @@ class Samples:
     [num_samples], those without seconds, whose length is their tokens; None: there are none. are_untimed: all have
     items and none has seconds; without edges in tokens they stand in one bucket. text: the step of their texts.
     sides: integers [num_samples, 2 a group], height and width of the latents of each; None: there are none.
+    merge_size: its square is the patches of an image token; 0: no token stands for patches.
     """
 
     durations: Array | None = None
@@ -84,6 +85,7 @@ class Samples:
     texts: Array | None = None
     are_untimed: bool = False
     sides: Array | None = None
+    merge_size: int = 0
     text: type[TextStep] | None = None
 
     def __len__(self) -> int:
@@ -186,7 +188,7 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
         settings = _untimed(samples, settings)
     if isinstance(settings, PackConfig):
         units = {"patches": _asked(samples.patches), "frames": _asked(samples.clip_frames)}
-        return pack_plan(_row_tokens(samples), **units, settings=settings)
+        return pack_plan(_row_tokens(samples), **units, merge_size=samples.merge_size, settings=settings)
     rate = samples.sample_rate_hz
     if isinstance(settings, WindowConfig):
         return window_plan(_window_lengths(samples, settings), sample_rate_hz=rate, settings=settings)
@@ -311,6 +313,7 @@ def samples_of(source: SampleSource) -> Samples:
         texts=texts,
         are_untimed=are_untimed,
         sides=np.stack([length_of(source, name) for name in sides], axis=1) if sides else None,
+        merge_size=int(source.constants.get("merge_size", 0)),
         text=text_step_of(source.constants) if source.constants.has_items else None,
     )
 

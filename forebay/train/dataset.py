@@ -36,6 +36,7 @@ from forebay.store.remote.foresight import Foresight
 from forebay.store.remote.small_files import RemoteRoot
 from forebay.store.source import SampleSource
 from forebay.train.collate.collator import CropDraws
+from forebay.train.collate.packed import PackShapes
 from forebay.train.collate.patches import FillerSamples, as_filler, weight_of
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
@@ -204,8 +205,6 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         seq_len: int | None = None,
         seed: int = 0,
         pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32",
-        pack_shapes: Literal["natural", "fixed"] = "natural",
-        patch_classes: int = 8,
         varlen: bool = False,
         mask_fillers: bool = False,
         remote: RemoteConfig | None = None,
@@ -220,7 +219,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         DataLoader's workers.
         plan, seq_len: which of several plans of packs of the cache: the name of its folder, or its `plan.seq_len`.
         infinite: the end of an epoch goes on with the next one. seed: of the order.
-        pixels, pack_shapes, patch_classes, varlen: as in `[loader]`.
+        pixels, varlen: as in `[loader]`.
         remote: how the store of a URL is asked; None: the defaults of `[remote]`.
         mask_fillers: packs of weight 0 have all labels -100, see `Loader`.
         Raises CacheNotFoundError where cache or plan is missing, ConfigError where several plans could be meant or a
@@ -228,11 +227,8 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         where no rank has a step.
         """
         rank, world = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
-        if pixels not in ("uint8", "float32", "float16", "bfloat16") or pack_shapes not in ("natural", "fixed"):
-            raise ConfigError(
-                f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16; pack_shapes is "{pack_shapes}", '
-                "wanted natural or fixed"
-            )
+        if pixels not in ("uint8", "float32", "float16", "bfloat16"):
+            raise ConfigError(f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16')
         cache, self.plan_folder = cache_and_plan_folder(
             url_or_path(cache_dir), remote=remote, plan=plan, seq_len=seq_len
         )
@@ -240,8 +236,8 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         self.source = planned_samples(self.plan_folder, cache)
         planned, settings = opened_packs(self.plan_folder, self.source)
         self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=rank, world=world, is_endless=infinite)
-        wanted = LoaderConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
-        self.collator = pack_collator(wanted, settings, self.source)
+        shapes = PackShapes.of(planned.plan, settings, self.source.constants)
+        self.collator = pack_collator(LoaderConfig(pixels=pixels, varlen=varlen), self.source, shapes)
         self._mask_fillers = mask_fillers
         self._weight: int | None = None
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig
+from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.in_order import in_order
+from forebay.plan.interface import Plan
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.mix_sources import mix
 from forebay.steps.recipe import AnyConfig, as_config, load_config, recipe_of
@@ -90,7 +91,7 @@ def make_loader(
     collator: BatchMaker | None = None
     finish: Callable[[Any], Any] | None = None
     if isinstance(config.plan, PackConfig):
-        collator, finish = pack_makers(config, source, device=device, as_tensordict=as_tensordict)
+        collator, finish = pack_makers(config, source, planned.plan, device=device, as_tensordict=as_tensordict)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "output": output}
     here |= {"device": device, "device_prefetch": device_prefetch}
     here |= {"with_ids": with_ids, "with_columns": with_columns if isinstance(with_columns, str) else (*with_columns,)}
@@ -168,32 +169,25 @@ def _one_of_node(root: Path) -> Iterator[None]:
 
 
 def pack_makers(
-    config: Config, source: SampleSource, *, device: torch.device | str | None, as_tensordict: bool
+    config: Config, source: SampleSource, plan: Plan, *, device: torch.device | str | None, as_tensordict: bool
 ) -> tuple[PackCollator, DeviceExpansion | None]:
     """Returns what makes the batches of packs on the host, and what then makes values of codes on a device."""
     settings, forms = config.loader, pack_forms(Stored.of(source))
+    shapes = PackShapes.of(plan, config.plan, source.constants)
     if settings.pixels == "uint8" and as_tensordict:
         raise ConfigError(
             'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches '
             'and pass over them; set loader.pixels = "float32"'
         )
     if settings.pixels == "uint8" or is_host(device) or not any(map(has_patches, forms)):
-        return pack_collator(settings, config.plan, source), None
+        return pack_collator(settings, source, shapes), None
     # The patches cross over as they are, an eighth of the bytes.
     stored = replace(settings, pixels="uint8")
-    return pack_collator(stored, config.plan, source), DeviceExpansion(*forms, dtype=pixel_dtype(settings.pixels))
+    return pack_collator(stored, source, shapes), DeviceExpansion(*forms, dtype=pixel_dtype(settings.pixels))
 
 
-def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: SampleSource) -> PackCollator:
-    """Returns what makes the batches of packs, as `[loader]` wants them."""
-    shapes = None
-    if settings.pack_shapes == "fixed" and isinstance(plan, PackConfig):
-        shapes = PackShapes.even(
-            plan.seq_len,
-            max_patches=next(iter(plan.budgets.values()), None),
-            num_classes=settings.patch_classes,
-            merge_size=int(source.constants.get("merge_size", 0)),
-        )
+def pack_collator(settings: LoaderConfig, source: SampleSource, shapes: PackShapes | None = None) -> PackCollator:
+    """Returns what makes the batches of packs, as `[loader]` wants them. shapes: those of their plan."""
     dtype = None if settings.pixels == "uint8" else pixel_dtype(settings.pixels)
     if not any(map(has_patches, pack_forms(Stored.of(source)))):
         dtype = _DTYPES[settings.dtype]

@@ -172,7 +172,7 @@ PACKINGS: Loads = {
     "uint8": loader(pixels="uint8"),
     "bfloat-varlen": loader(pixels="bfloat16", varlen=True),
     "half": loader(pixels="float16"),
-    "fixed": {"loader": {"pack_shapes": "fixed", "patch_classes": 2}, "plan": {"max_patches": 900}},
+    "fixed": {"plan": {"shapes": "fixed", "max_patches": 900}},
     "buffer": {"plan": {"buffer_size": 64, "pack_seed": 3}},
     "small-buffer": {"plan": {"buffer_size": 4}},
     "two-budgets": {"plan": {"max_patches": 160, "tail": "drop"}},

@@ -192,7 +192,7 @@ def test_what_is_stored_of_images_is_chosen_by_documents_alone(tmp_path: Path) -
         ("plan={kind='pack', seq_len=64}", 'plan.kind is "pack", wanted "bucket" or "window"'),
         ("plan={batch_seconds=3.0}", "plan.batch_seconds is of audio, and images have no seconds"),
         ("loader.pixels=uint8", 'loader.pixels is "uint8" and is of patches'),
-        ("loader.varlen=true", "loader.pack_shapes and loader.varlen are of packs"),
+        ("loader.varlen=true", "loader.varlen is of packs"),
     ],
 )
 def test_what_cannot_go_together_is_said_when_the_config_is_read(override: str, message: str, tmp_path: Path) -> None:

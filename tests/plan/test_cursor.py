@@ -28,6 +28,8 @@ class Line:
     lockstep = 1
     grad_accs = None
 
+    patch_classes = ()
+
     def __init__(self, num_batches: int, tail: Tail = "short", *, epoch: int = 0) -> None:
         self.num_batches, self.tail, self.epoch = num_batches, tail, epoch
 

@@ -36,6 +36,7 @@ OF_PACKS: dict[str, Any] = {
     "algorithm": "best_fit_decreasing",
     "pack_seed": 1,
     "overlong": "error",
+    "shapes": "fixed",
 }
 
 
@@ -69,7 +70,9 @@ def test_every_setting_of_packs_is_in_their_key_and_in_no_other() -> None:
     documents = [
         plan_document("a", replace(PACKS, **change)) for change in ({}, *({n: v} for n, v in OF_PACKS.items()))
     ]
-    assert all(set(document["settings"]) == {"kind", "tail", *OF_PACKS} for document in documents)
+    named = {"kind", "tail", *OF_PACKS}
+    assert all(set(document["settings"]) | {"shapes"} == named for document in documents)
+    assert [document["settings"].get("shapes") for document in documents] == [*[None] * len(OF_PACKS), "fixed"]
     keys = {plan_key("a", replace(PACKS, **{name: value})) for name, value in {**OF_PACKS, "tail": "drop"}.items()}
     assert len(keys | {plan_key("a", PACKS)}) == len(OF_PACKS) + 2
     assert not set(plan_document("a", SETTINGS)["settings"]) & set(OF_PACKS)

@@ -163,9 +163,9 @@ def test_a_mixture_of_a_local_and_a_remote_cache_is_that_of_two_local_ones(
 def test_packs_of_images_are_those_of_a_local_cache(bucket: Bucket, node: RemoteConfig, tmp_path: Path) -> None:
     samples = conversations(5, 20)
     there = open_cache(make_vl_cache(tmp_path, samples))
-    planned, settings = opened_packs(make_packs(tmp_path, there.key, samples, seq_len=160, pack_seed=1), there)
+    planned, _ = opened_packs(make_packs(tmp_path, there.key, samples, seq_len=160, pack_seed=1), there)
     loaders = [
-        Loader(source, planned, LoaderSettings(seed=7), collator=pack_collator(LoaderConfig(), settings, source))
+        Loader(source, planned, LoaderSettings(seed=7), collator=pack_collator(LoaderConfig(), source))
         for source in (open_cache(put_folder(bucket, there.folder), remote=node), there)
     ]
     for _ in range(2):

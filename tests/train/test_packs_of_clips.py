@@ -136,7 +136,7 @@ def test_packs_keep_to_a_budget_of_frames(corpus: Corpus) -> None:
 
 
 def test_fixed_packs_are_padded_to_classes_of_frames(corpus: Corpus) -> None:
-    overrides = ("plan.max_frames=64", "loader.pack_shapes=fixed", "loader.patch_classes=2", "loader.varlen=true")
+    overrides = ("plan.max_frames=64", "plan.shapes=fixed", "loader.varlen=true")
     config = config_of(corpus, "qwen3_asr", *overrides)
     cache = open_cache(build_here(config).cache)
     order = make_loader(config).plan.order(0, 0)
@@ -159,7 +159,7 @@ def test_fixed_packs_are_padded_to_classes_of_frames(corpus: Corpus) -> None:
     [
         ("plan.max_patches=8", r"plan\.max_patches is set, and this config has frames: set plan\.max_frames"),
         ("loader.crop_s=1.0", "crops of loader.crop_s have no text"),
-        ("loader.pack_shapes=fixed", r"needs plan\.max_frames"),
+        ("plan.shapes=fixed", r"needs plan\.max_frames"),
     ],
 )
 def test_settings_that_give_no_packs_are_refused(override: str, message: str, corpus: Corpus) -> None:

@@ -19,7 +19,7 @@ from forebay.plan.make import plan_of
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.steps.image.qwen2_vl import load_processor, patch_form
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
-from forebay.train.collate.packed import PackShapes
+from forebay.train.collate.packed import PackCollator
 from forebay.train.collate.patches import DeviceExpansion, PatchBatch, fields_of, to_model_inputs
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
@@ -199,22 +199,29 @@ def test_the_dataset_and_its_states_are_those_of_the_loader(corpus: PhotoCorpus)
 # Shapes
 
 
-def test_fixed_shapes_are_few_and_hold_the_same_packs(corpus: PhotoCorpus) -> None:
-    natural = batches(config(corpus))
-    loader = make_loader(config(corpus, "loader.pack_shapes=fixed", "loader.patch_classes=3"))
-    shapes = PackShapes.even(120, num_classes=3)
-    for batch, same in zip(loader, natural, strict=True):
-        assert batch["input_ids"].shape == batch["labels"].shape == (1, shapes.num_tokens)
-        assert len(batch["pixel_values"]) in shapes.patch_classes
+def test_fixed_packs_have_exactly_the_plans_tokens_and_few_numbers_of_patches(corpus: PhotoCorpus) -> None:
+    loader = make_loader(config(corpus, "plan.shapes=fixed"))
+    order, natural, classes = loader.plan.order(0, 0), PackCollator(loader.source), loader.plan.patch_classes
+    found = list(loader)
+    assert 1 <= len(classes) <= 2
+    for batch, indices in zip(found, order.batches(range(len(order))), strict=True):
+        same = natural([loader.source.read(index) for index in indices.tolist()])
+        assert batch["input_ids"].shape == batch["labels"].shape == (1, 120)
         assert len(batch["pixel_values"]) == int(batch["image_grid_thw"].prod(1).sum())
-        used = int((same["labels"][0] != -100).nonzero()[-1]) + 1
+        assert len(batch["pixel_values"]) in classes
+        used = sum(int(loader.source.lengths["num_tokens"][index]) for index in indices)
         for name in ("input_ids", "labels", "position_ids"):
             assert torch.equal(batch[name][..., :used], same[name][..., :used])
-        assert bool((batch["labels"][..., same["labels"].shape[1] :] == -100).all())
+        assert bool((batch["labels"][..., used:] == -100).all())
     report = loader.report()
     tokens = int(loader.source.lengths["num_tokens"].sum())
     assert (report["samples"], report["frames"]) == (15, tokens)
-    assert report["padded_frames"] == shapes.num_tokens * len(natural) - tokens
+    assert report["padded_frames"] == 120 * len(found) - tokens
+    again = make_loader(config(corpus, "plan.shapes=fixed"))  # the plan as it was kept
+    assert again.plan.patch_classes == classes
+    assert f"packs of 120 tokens and {' or '.join(map(str, classes))} rows" in loader.plan.described()
+    in_order = make_loader(config(corpus, "plan.shapes=fixed"), shuffle=False)
+    assert {len(batch["pixel_values"]) for batch in in_order} <= set(classes)
 
 
 def test_samples_longer_than_a_pack_are_counted_or_stop_the_plan(corpus: PhotoCorpus) -> None:

@@ -84,6 +84,7 @@ def make_packs(root: Path, cache_key: str, samples: Sequence[Mapping[str, Any]],
         tokens=lambda: lengths["num_tokens"],
         patches=lambda: lengths["num_patches"],
         images=lambda: lengths["num_images"],
+        merge_size=MERGE_SIZE,
     )
     name: dict[str, Any] = {"cache_key": cache_key, "settings": PackConfig(**settings)}
     _, folder = kept_plan(plan_folder(root, dataset="tiny", split="train", **name), columns, **name)

@@ -77,6 +77,7 @@ class MixturePlan:
     batches: Batches = "mixed"
     exhausted: Exhausted = "repeat"
     grad_accs: tuple[int, ...] | None = None
+    patch_classes: tuple[int, ...] = ()
     shards: SourceShards | None = None
     changes: tuple[WeightChange, ...] = ()
 

@@ -211,8 +211,8 @@ def _conversation_problems(config: Config, audio: AudioConfig) -> list[str]:
     found += [f"{name} is not for clips in conversations; leave it out" for name in named]
     if config.augment:
         found.append("augment changes recordings that are samples themselves, not clips in conversations; leave it out")
-    if config.loader.pack_shapes == "fixed":
-        found.append('loader.pack_shapes is "fixed", and the clips of packs are as many as there are; leave it out')
+    if isinstance(config.plan, PackConfig) and config.plan.has_shapes:
+        found.append('plan.shapes is "fixed", and the clips of packs are as many as there are; leave it out')
     if config.loader.crop_s is not None:
         found.append("loader.crop_s cuts recordings, and clips in conversations are whole; leave it out")
     return found
@@ -239,8 +239,8 @@ def _packs(config: Config) -> list[str]:
         found.append('plan.kind is "pack", and packs are of tokens: add [text], or set plan.kind = "bucket"')
     if config.loader.crop_s is not None:
         found.append('plan.kind is "pack", and crops of loader.crop_s have no text; set plan.kind = "bucket"')
-    if config.loader.pack_shapes == "fixed" and plan.max_frames is None:
-        found.append('loader.pack_shapes is "fixed", which needs plan.max_frames, the most that a pack has')
+    if plan.has_shapes and plan.max_frames is None:
+        found.append('plan.shapes is "fixed", which needs plan.max_frames, the most that a pack has')
     return found
 
 

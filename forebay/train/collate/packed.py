@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
+from forebay.plan.interface import Plan
 from forebay.steps.batch import IGNORED, collate, fresh
 from forebay.steps.form import BatchForm
 from forebay.steps.image.qwen2_vl import GRIDS
 from forebay.steps.step import Allocate, Stored
 from forebay.steps.table import text_step_of
-from forebay.store.layout import TEXT, Array
+from forebay.store.layout import TEXT, Array, Constants
 from forebay.store.source import SampleSource
 from forebay.train.collate.forms import items_of
 from forebay.train.collate.patches import PatchBatch, as_codes, as_filler, has_patches, model_inputs, weight_of
@@ -292,7 +294,7 @@ class PackCollator:
             room = units or self._kind.least
             num_tokens = used + self._kind.tokens(room - units)
         else:
-            room, num_tokens = self.shapes.num_patches(used, units), self.shapes.num_tokens
+            room, num_tokens = self.shapes.num_patches(used, units), self.shapes.seq_len
         return _Layout(lengths, used, units, num_tokens=num_tokens, num_units=room)
 
     def _tokens(
@@ -404,47 +406,41 @@ def _as_arrays(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackShapes:
-    """Fixed shapes: `num_tokens` tokens always, and patches up to the next of `patch_classes`.
+    """Fixed shapes: `seq_len` tokens always, and one of `patch_classes` numbers of patches.
 
     Patches are padded by images of their own, whose image tokens stand in the padded tail of the tokens: the model
-    wants an image token for every `merge_size`^2 patches. So `num_tokens` leaves room for the widest step between two
-    classes behind `seq_len`; more classes, less room.
+    wants an image token for every `merge_size`^2 patches. The plan of the packs has left room for them.
     """
 
     seq_len: int
-    """Most tokens that the samples of a pack have together."""
+    """Tokens of every batch."""
     patch_classes: tuple[int, ...]
-    """Rising; the last holds the patches, or other rows of items, of any pack."""
+    """Rising, of patches or other rows of items; () where samples have none."""
     merge_size: int = 2
     """Its square is the patches of a token. 0: no token stands for rows of items."""
 
     def __post_init__(self) -> None:
         unit, classes = max(self.merge_size, 1) ** 2, self.patch_classes
-        if not classes or any(size < 1 or size % unit for size in classes) or list(classes) != sorted(set(classes)):
+        if any(size < 1 or size % unit for size in classes) or list(classes) != sorted(set(classes)):
             raise PlanError(f"patch_classes are {classes}, wanted rising multiples of {unit}")
 
     @classmethod
-    def even(
-        cls, seq_len: int, *, max_patches: int | None = None, num_classes: int = 8, merge_size: int = 2
-    ) -> PackShapes:
-        """Returns `num_classes` evenly spaced classes up to `max_patches` (None: those of `seq_len` image tokens)."""
-        unit = max(merge_size, 1) ** 2
-        most = seq_len if max_patches is None else -(-max_patches // unit)
-        most = min(most, seq_len) if merge_size else most
-        tokens = {-(-most * (i + 1) // num_classes) for i in range(num_classes)}
-        return cls(seq_len=seq_len, patch_classes=tuple(unit * n for n in sorted(tokens)), merge_size=merge_size)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of every batch: `seq_len` and the room for image tokens of padding."""
-        steps = [high - low for low, high in zip((0, *self.patch_classes), self.patch_classes, strict=False)]
-        return self.seq_len + (max(steps) // self.merge_size**2 if self.merge_size else 0)
+    def of(cls, plan: Plan, settings: PlanConfig | None, constants: Constants) -> PackShapes | None:
+        """Returns those of a plan of packs; None where its packs are as long as their samples."""
+        if not isinstance(settings, PackConfig) or not settings.has_shapes:
+            return None
+        merge_size = int(constants.get("merge_size", 0))
+        return cls(seq_len=settings.seq_len, patch_classes=plan.patch_classes, merge_size=merge_size)
 
     def num_patches(self, num_tokens: int, num_patches: int) -> int:
-        """Returns the class of a pack of so many tokens and patches. Raises PlanError where it is over the shapes."""
-        if num_tokens > self.seq_len or num_patches > self.patch_classes[-1]:
-            raise PlanError(
-                f"a pack has {num_tokens} tokens and {num_patches} patches, its batches have room for {self.seq_len} "
-                f"and {self.patch_classes[-1]}; pad to the plan's own seq_len and max_patches"
-            )
-        return next(size for size in self.patch_classes if size >= num_patches)
+        """Returns the smallest class with room for a pack and its padding. Raises PlanError where none has."""
+        unit = self.merge_size**2
+        for size in self.patch_classes or (0,):
+            padding = (size - num_patches) // unit if unit else 0
+            if size >= num_patches and num_tokens + padding <= self.seq_len:
+                return size
+        raise PlanError(
+            f"a pack has {num_tokens} tokens and {num_patches} patches, and the shapes have {self.seq_len} tokens and "
+            f"{' or '.join(map(str, self.patch_classes)) or 0} patches, in which the padding has tokens too; take the "
+            "shapes of the plan that made the pack"
+        )

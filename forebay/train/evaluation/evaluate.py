@@ -346,12 +346,14 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     A compiled model is not compiled meanwhile: each length of a text would be a shape of its own.
     """
     modes = [(module, module.training) for module in model.modules()]
-    compiled = model._compiled_call_impl
+    compiled = [(module, module._compiled_call_impl) for module in model.modules()]
     model.eval()
-    model._compiled_call_impl = None
+    for module, _ in compiled:
+        module._compiled_call_impl = None
     try:
         yield
     finally:
-        model._compiled_call_impl = compiled
+        for module, call in compiled:
+            module._compiled_call_impl = call
         for module, is_training in modes:
             module.training = is_training

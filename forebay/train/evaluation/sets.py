@@ -20,6 +20,7 @@ from forebay.steps.recipe import load_config
 from forebay.store.selection import first_samples
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.device_features import constants_seen
+from forebay.train.collate.packed import PackShapes
 from forebay.train.evaluation.rates import jiwer_module, languages_of
 from forebay.train.loader import Loader
 from forebay.train.models.families import FAMILIES, ModelFacts
@@ -171,7 +172,8 @@ def _loader(config: Config, planned_by: Config, source: SampleSource, *, rank: i
     collator: Any = None
     if isinstance(planned_by.plan, PackConfig):
         # The patches cross over as they are and are expanded on the device.
-        collator = pack_collator(replace(config.loader, pixels="uint8"), planned_by.plan, source)
+        shapes = PackShapes.of(planned.plan, planned_by.plan, source.constants)
+        collator = pack_collator(replace(config.loader, pixels="uint8"), source, shapes)
     return Loader(
         source,
         planned,

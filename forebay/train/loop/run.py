@@ -104,7 +104,7 @@ class TrainReport(CommandReport):
                 for node, traffic in enumerate(self.remote or ())
             ),
             *([f"{self.skipped_steps} steps skipped by the scaler of fp16"] if self.skipped_steps else []),
-            *([f"{self.compilations} graphs compiled"] if self.compilations else []),
+            *([f"{self.compilations} graph{'s' * (self.compilations != 1)} compiled"] if self.compilations else []),
             *filter(None, (self.waiting, self.last_failure)),
         ]
 

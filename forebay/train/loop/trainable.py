@@ -101,7 +101,7 @@ BACKEND = "inductor"
 def set_passes(model: Any, settings: TrainConfig) -> None:
     """Makes the model's passes those of `train.gradient_checkpointing` and `train.compile`.
 
-    The model itself is compiled, in place, and no wrapper of it is made: names of weights have no `_orig_mod.`
+    The model itself is compiled, or layers in it, in place: names of weights have no `_orig_mod.`
     Raises ConfigError for a model that cannot compute activations again.
     """
     if settings.gradient_checkpointing:
@@ -116,7 +116,18 @@ def set_passes(model: Any, settings: TrainConfig) -> None:
     if settings.compile:
         # A size that differs from the one before becomes a symbol (dynamic = None), so that not every width of a batch
         # is compiled.
-        model.compile(backend=BACKEND, dynamic=None)
+        for part in _compiled_parts(model):
+            part.compile(backend=BACKEND, dynamic=None)
+
+
+def _compiled_parts(model: Any) -> list[Any]:
+    """Returns the layers of the language model in a model that sees or hears, which are alike and one graph; else it.
+
+    A tower splits its attention by item, so that each size of one would be a graph, and what it gives has as many rows
+    as a mask has ones, which cuts the graph of whatever takes it.
+    """
+    inner = (part for name, part in model.named_modules() if name.rpartition(".")[2] == "language_model")
+    return [*getattr(next(inner, None), "layers", [])] or [model]
 
 
 def _is_about_no_cache(record: logging.LogRecord) -> bool:

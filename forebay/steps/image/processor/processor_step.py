@@ -95,8 +95,8 @@ class Processed(ImageStep):
         elif plan is not None and plan.kind != "pack" and plan.batch_seconds is not None and config.audio is None:
             found.append("plan.batch_seconds is of audio, and images have no seconds; give plan.batch_size")
         default = LoaderConfig()
-        if (loader.pack_shapes, loader.varlen) != (default.pack_shapes, default.varlen) and is_alone:
-            found.append("loader.pack_shapes and loader.varlen are of packs of patches; leave them out")
+        if loader.varlen != default.varlen and is_alone:
+            found.append("loader.varlen is of packs of patches; leave it out")
         if loader.pixels != default.pixels:
             found.append(
                 f'loader.pixels is "{loader.pixels}" and is of patches; loader.dtype is that of what a processor '
