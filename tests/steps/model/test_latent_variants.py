@@ -257,3 +257,10 @@ def test_variants_that_cannot_be_are_refused(corpus: Photos, name: str, settings
     takes = "text" if name == "bert" else "image"
     with pytest.raises(ForebayError, match=message):
         corpus.cache(f'{PHOTOS}[[model]]\nname = "m"\nfolder = "{name}"\ntakes = "{takes}"\n{settings}\n')
+
+
+def test_images_of_which_nothing_is_stored_need_no_processor(corpus: Photos) -> None:
+    configs = [FIXED.replace("[text]", f"{vision}[text]") for vision in ("", "[vision]\nimages = 'none'\n")]
+    assert len({recipe_of(corpus.config(config)).key for config in configs}) == 1
+    with pytest.raises(ForebayError, match="vision: processor is missing"):
+        corpus.config(configs[1].replace("'none'", "'processor'"))
