@@ -52,7 +52,7 @@ class LoaderConfig:
     """When a cache's bytes are compared with their checksums. `touch`: a sample at its first read. `open`: all of them
     when the cache is opened. `never`: not at all."""
     seed: int = 0
-    """Seed of the order, of random crops and latents, and of random weights under `train.init`."""
+    """Seed of the order, of random crops, latents and captions, and of random weights under `train.init`."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of floating-point batch fields."""
     form: Literal["padded", "ragged"] = "padded"
@@ -64,6 +64,12 @@ class LoaderConfig:
     latent: Literal["sample", "mean"] = "sample"
     """Latents of an autoencoder. `sample`: drawn of their distribution, by seed, epoch and sample id. `mean`: its mean,
     which evaluations take anyway."""
+    caption: Literal["sample", "first"] = "sample"
+    """Texts of a row that `[source.captions]` gives a model. `sample`: one of them, all as likely, by seed, epoch and
+    sample id, the same for every model. `first`: the first one, which evaluations take anyway."""
+    caption_dropout: float = 0.0
+    """Share of the samples that have the output for the empty text instead, for classifier-free guidance. Needs
+    `source.captions.empty`."""
     pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32"
     """Type of `pixel_values` in packs. `uint8`: patches as stored, in an object that only `to_model_inputs` takes."""
     varlen: bool = False
@@ -82,6 +88,8 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         at_least(self, 1, "prefetch", "max_open_shards")
         at_least(self, 0, "num_threads")
+        if not 0 <= self.caption_dropout <= 1:
+            raise ValueError(f"caption_dropout is {self.caption_dropout}, wanted a share between 0 and 1")
 
 
 WeightSteps = tuple[tuple[float, float], ...]
@@ -166,7 +174,10 @@ class MixtureConfig:
     """Weights that are left out are hours, or of images samples, to this power: 1 is proportional, less lifts the small
     ones."""
     batches: Literal["mixed", "per_source"] = "mixed"
-    """`mixed`: a micro-batch holds samples of all sources. `per_source`: a micro-batch holds samples of one source."""
+    """`mixed`: a micro-batch holds samples of all sources; of packs one plan of all samples, without weights.
+    `per_source`: a micro-batch, or a pack, holds samples of one source."""
+    shares_of: Literal["packs", "samples", "tokens", "patches"] = "tokens"
+    """Of packs: what weights are shares of. Left out, weights are what the packs of a source hold of it."""
     exhausted: Literal["repeat", "end"] = "repeat"
     """What a source that runs out does. `repeat`: it begins again, counted. `end`: it ends the epoch."""
     asr_ratio: float | None = None
@@ -410,11 +421,7 @@ class Config:
             object.__setattr__(self, "audio", AudioConfig(features="lengths") if "audio" in taken else AudioConfig())
         if self.vision and self.audio is None and self.text is None and self.vision.images != "none":
             object.__setattr__(self, "text", TextConfig(tokenizer=self.vision.processor, prompt="chat"))
-        if isinstance(self.plan, PackConfig) and self.mixture.is_given:
-            raise ValueError(
-                'plan.kind is "pack", and mixtures are of plans with buckets; list all data in one manifest, or take '
-                'images as their processor gives them: vision.images = "processor" and plan.kind = "bucket"'
-            )
+        self._check_mixture()
         self._check_padded()
         if self.mixture.source and self.loader.cache_dir is not None:
             raise ValueError(
@@ -425,6 +432,25 @@ class Config:
             raise ValueError(
                 f"run.cache_root is {self.run.cache_root!r}, and a web server lists no folders: name one cache of it "
                 "by loader.cache_dir, or a root in s3://, gs:// or az://"
+            )
+
+    def _check_mixture(self) -> None:
+        """Raises ValueError for what the mixture of a plan of packs, or of another plan, is not."""
+        mixture = self.mixture
+        if not isinstance(self.plan, PackConfig):
+            if mixture.shares_of != "tokens":
+                raise ValueError('mixture.shares_of is of packs; leave it out, or set plan.kind = "pack"')
+            return
+        if mixture.column is not None or mixture.asr_ratio is not None:
+            raise ValueError(
+                'plan.kind is "pack", and mixture.column and mixture.asr_ratio are of plans with buckets; give each '
+                "part a config of its own with a [filter], and name them in [[mixture.source]]"
+            )
+        has_weights = any(entry.weight is not None for entry in mixture.source) or mixture.change
+        if mixture.batches == "mixed" and (has_weights or mixture.temperature != 1):
+            raise ValueError(
+                'mixture.batches is "mixed", and packs of samples of all sources hold each sample once; for weights '
+                'set mixture.batches = "per_source", which makes each pack of one source'
             )
 
     def _check_padded(self) -> None:
@@ -439,6 +465,8 @@ class Config:
             raise ValueError(f"loader.tokens are of padded batches, and {found}; leave one of both out")
         if self.loader.device_features is not None:
             raise ValueError(f"loader.device_features makes padded batches, and {found}; leave one of both out")
+        if self.loader.caption_dropout:
+            raise ValueError(f"loader.caption_dropout is of padded batches, and {found}; leave one of both out")
 
     @property
     def subjects(self) -> tuple[str, ...]:

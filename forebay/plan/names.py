@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,12 @@ def state_key(
 def with_mixture(key: str, mixture: Mapping[str, Any]) -> str:
     """Returns the state key of a mixture over the plan of `key`: it is a setting, on top of those of the plan."""
     return digest({"plan": key[:_PART], "mixture": mixture})[:_PART] + key[_PART:]
+
+
+def combined(keys: Iterable[str]) -> str:
+    """Returns the state key of several plans of the same settings together, part by part."""
+    cut = [[key[start : start + _PART] for start in range(0, 5 * _PART, _PART)] for key in keys]
+    return "".join(digest(parts)[:_PART] for parts in zip(*cut, strict=True) if any(parts))
 
 
 def without_shuffle(key: str, *, by_part: bool) -> str:

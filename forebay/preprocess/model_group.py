@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import numpy as np
 import pyarrow as pa
 
+from forebay.config.data import CaptionsConfig
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.tree import AudioConfig, Config, VisionConfig
 from forebay.errors import ConfigError
@@ -30,6 +31,7 @@ from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.model_batches import batches_by_length, own_rows, require_variants, too_large, varied_fields
 from forebay.preprocess.pair_inputs import PairInputs
 from forebay.preprocess.probe_sample import in_words, promise_of, sample_of
+from forebay.preprocess.row_captions import caption_counts
 from forebay.preprocess.text_inputs import TextInputs
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
@@ -45,7 +47,7 @@ from forebay.steps.step import MODEL, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields, shape_name
 from forebay.store.key import digest
-from forebay.store.layout import SIDES, Array, Constants, FieldSpec, Group, variant_name
+from forebay.store.layout import CHOICES, SIDES, Array, Constants, FieldSpec, Group, variant_name
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
@@ -130,7 +132,14 @@ class ModelItems:
         return self.base.items(manifest)
 
     def checked(self, manifest: Manifest) -> Manifest:
+        if isinstance(self.base, TextInputs):
+            return self.base.checked(manifest)
         return manifest if self.cropped is None else self.cropped.of_manifest(manifest)
+
+    @property
+    def captions(self) -> CaptionsConfig | None:
+        """The settings by which a row has several texts, of which a batch has one; None of other models."""
+        return self.base.choices if isinstance(self.base, TextInputs) else None
 
     def under(self, codec: Codec) -> Self:  # noqa: ARG002  there is one way
         return self
@@ -314,6 +323,7 @@ class ModelItems:
             "form": form.to_json(),
             **({"columns": {spec.name: spec.dtype for spec in columns}} if columns else {}),
             **({"variants": self.step.variants} if self.step.variants else {}),
+            **({} if self.captions is None else {CHOICES: {"has_empty": self.captions.empty}}),
             **self.step.facts(),
             **found,
         }
@@ -338,6 +348,8 @@ class ModelItems:
         return ()
 
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
+        if self.captions is not None:
+            return {f"{self.name}_captions": caption_counts(rows, items, keep, self.captions)}
         return {} if self.cropped is None else {f"{self.name}_targets": self.cropped.summary(items.table)}
 
     def probed(self) -> Iterator[Values]:
@@ -361,7 +373,9 @@ def model_items_of(config: Config, group: Any) -> ModelItems:
 def _base_of(config: Config, step: ModelStep) -> Prepares:
     if step.is_code:
         return _decoded(config, step)
-    texts = TextInputs(step.folder, tokenizer_digest(Path(step.folder))) if "text" in step.takes else None
+    texts, is_first = None, step.takes != "text" or step.gives_scores
+    if "text" in step.takes:
+        texts = TextInputs(step.folder, tokenizer_digest(Path(step.folder)), config.source.captions, is_first)
     if texts is not None and step.takes == "text":
         return texts
     if step.takes == "audio":
@@ -385,7 +399,7 @@ def _decoded(config: Config, step: ModelStep) -> Prepares:
     """Returns what decodes items for a class of the user."""
     pixels = Processed(processor="")
     images = ImageItems(ImageGroup(step=pixels, folder=""), DecodedForm(pixels, "raw"), config.source.columns.image)
-    texts = TextInputs("", "")
+    texts = TextInputs("", "", config.source.captions, is_first=step.takes != "text")
     others: dict[str, Prepares] = {"text": texts, "image": images}
     if step.takes != "audio":
         return others.get(step.takes) or PairInputs(images, texts)

@@ -313,6 +313,8 @@ class BatchForm:
     """What a batch is made of: the names of these, and of what says their padding."""
     is_listed: bool = field(default=False, repr=False, compare=False)
     """Whether a sample has any number of items as they lie on disk: of a field a tuple."""
+    most: int | None = field(default=None, repr=False, compare=False)
+    """Items of such a sample that stand in a batch, the first ones; None: all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stored", tuple(each for each in self.fields if each.is_stored))
@@ -411,11 +413,12 @@ class BatchForm:
         found: dict[str, list[Sequence[Array]]] = {}
         for each in self.stored:
             names = [spec.name for spec in each.specs()]
-            items = zip(*(column(samples, name) for name in names), strict=True)
+            lists = {name: [own[: self.most] for own in column(samples, name)] for name in names}
+            items = zip(*lists.values(), strict=True)
             cut = [[each.windows(each.line(names, item)) for item in zip(*own, strict=True)] for own in items]
             found[each.name] = [list(itertools.chain.from_iterable(windows)) for windows in cut]
             if each.pad_of is not None:
-                pads = zip(column(samples, each.pad_of), cut, strict=True)
+                pads = zip(lists[each.pad_of], cut, strict=True)
                 found[each.pad_of] = [[p for p, of_one in zip(*both, strict=True) for _ in of_one] for both in pads]
         return found
 

@@ -18,7 +18,7 @@ from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.in_order import in_order
 from forebay.plan.interface import Plan
 from forebay.plan.make import Planned, plan_of
-from forebay.plan.mixture.mix_sources import mix
+from forebay.plan.mixture.mix_sources import mix, mix_packs
 from forebay.steps.recipe import AnyConfig, as_config, load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import form_step
@@ -29,7 +29,7 @@ from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, sa
 from forebay.store.selection import filtered
 from forebay.store.shared_disk import wait_alone
 from forebay.store.source import SampleSource, SourceUnion, has_untimed_items, parts_of, source_kind
-from forebay.train.augment.augmentation import Augmentation, latents_of
+from forebay.train.augment.augmentation import Augmentation, draws_of
 from forebay.train.collate.collator import BatchMaker
 from forebay.train.collate.packed import PackCollator, PackShapes, pack_forms
 from forebay.train.collate.patches import DeviceExpansion, has_patches, pixel_dtype
@@ -113,7 +113,7 @@ def _augment(config: Config, source: SampleSource) -> Callable[[SampleSource], A
     """Returns what makes the changes of a source, which texts alone have none of; None for a config without any."""
     if not config.augment:
         is_packed = isinstance(config.plan, PackConfig)
-        draws = not is_packed and any(latents_of(config, Stored.of(part)) for part in parts_of(source))
+        draws = not is_packed and any(draws_of(config, Stored.of(part)) for part in parts_of(source))
         return (lambda part: Augmentation.of(config, part)) if draws else None
     if not any(part.constants.has_items for part in parts_of(source)):
         raise ConfigError(f"{config.path}: augment changes clips and images, and the samples are texts alone")
@@ -137,6 +137,10 @@ def loader_settings(config: Config) -> LoaderSettings:
 
 def _planned(config: Config, source: SampleSource) -> Planned:
     """Returns the plan of what is read, with the weights of a mixture on top."""
+    if isinstance(config.plan, PackConfig) and isinstance(source, SourceUnion):
+        if config.mixture.batches == "per_source":
+            return mix_packs(config, source, [_plan_of_all(config, part) for part in source.sources])
+        return _plan_of_all(config, source)
     planned = _plan_of_all(config, source)
     return mix(config, source, planned) if config.mixture.is_given else planned
 
@@ -256,14 +260,15 @@ def _filtered(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> list
 def _union(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> SourceUnion:
     """Returns the union of the sources of `[[mixture.source]]`.
 
-    Raises ConfigError for patches, which are for packs, and for images beside what is none.
+    Raises ConfigError for patches in batches, and for images beside what is none.
     """
-    for part, name in parts:
+    is_packed = isinstance(config.plan, PackConfig)
+    for part, name in [] if is_packed else parts:
         steps = [form_step(str(values.get("features"))) for values in part.constants.groups.values()]
         if any(step is not None and step.stands_in for step in steps):
             raise ConfigError(
-                f"{config.path}: {name} holds patches for packs, and mixtures are of batches; list all data in one "
-                'manifest, or set vision.images = "processor" in its config and run forebay preprocess',
+                f'{config.path}: {name} holds patches for packs, and this plan is of batches; set plan.kind = "pack", '
+                'or vision.images = "processor" in its config and run forebay preprocess',
                 code="FB116",
             )
     untimed = [has_untimed_items(part) for part, _ in parts]
@@ -274,9 +279,8 @@ def _union(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> SourceU
             "mixture with images is of caches with [vision] alone: leave that source out",
             code="FB116",
         )
-    return SourceUnion(
-        [part for part, _ in parts], [name for _, name in parts], shares_batches=config.mixture.batches == "mixed"
-    )
+    shares_batches = is_packed or config.mixture.batches == "mixed"  # one collator makes all packs
+    return SourceUnion([part for part, _ in parts], [name for _, name in parts], shares_batches=shares_batches)
 
 
 def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -338,8 +338,9 @@ def test_a_list_of_tables_by_yesterdays_name_is_refused_too(tmp_path: Path) -> N
 def _has_field(name: str) -> bool:
     owner: Any = Config
     for part in name.split("."):
-        hints = get_type_hints(owner)
-        if part not in hints:
+        hints = [get_type_hints(one) for one in get_args(owner) or (owner,) if one is not type(None)]
+        found = [each[part] for each in hints if part in each]
+        if not found:
             return False
-        owner = hints[part]
+        owner = found[0]
     return True

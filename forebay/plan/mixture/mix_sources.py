@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import xxhash
 
-from forebay.config.tree import Config
+from forebay.config.tree import Config, WeightSteps
 from forebay.errors import ConfigError, PlanError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.make import Planned
 from forebay.plan.mixture.changing import WeightChange, stretches_of
 from forebay.plan.mixture.mixture_plan import MIXTURE_VERSION, MixturePlan, mixture_plan
+from forebay.plan.mixture.packs_of_sources import pack_mixture, weights_of_packs
 from forebay.plan.mixture.sources import MAX_LOGGED, PERIOD, named_weights, quantise, sources_of, weights_of
-from forebay.plan.names import with_mixture
-from forebay.store.source import SampleSource
+from forebay.plan.names import combined, with_mixture
+from forebay.plan.pack.pack_plan import PackPlan
+from forebay.store.source import SampleSource, SourceUnion
 from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
@@ -41,17 +44,48 @@ def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
         )
     names, source_of = sources_of(config, source)
     settings = config.mixture
+    make = partial(mixture_plan, plan, source_of, names=names, batches=settings.batches, exhausted=settings.exhausted)
+    mixture, rules = _over_the_run(config, names, weights_of(config, source, names, source_of), make)
+    rules["source_of"] = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(source_of, np.int32).data)
+    return replace(planned, plan=mixture, key=with_mixture(planned.key, rules), folder=None)
+
+
+def mix_packs(config: Config, union: SourceUnion, planned: Sequence[Planned]) -> Planned:
+    """Returns the mixture of the packs of several sources. planned: of each its own plan of packs. Raises as `mix`."""
+    plans = [cast("PackPlan", each.plan) for each in planned]
+    weights, of_a_pack = weights_of_packs(config, union, plans)
+    make = partial(pack_mixture, plans, names=union.names, exhausted=config.mixture.exhausted)
+    mixture, rules = _over_the_run(config, union.names, weights, make, of_a_batch=of_a_pack)
+    return Planned(plan=mixture, key=with_mixture(combined(each.key for each in planned), rules))
+
+
+def _over_the_run(
+    config: Config,
+    names: Sequence[str],
+    weights: Sequence[float | WeightSteps],
+    make: Callable[..., MixturePlan],
+    *,
+    of_a_batch: Sequence[float] | None = None,
+) -> tuple[MixturePlan, dict[str, Any]]:
+    """Returns the mixture under weights that may change over the run, and what its key holds.
+
+    make: by the weights at the head. of_a_batch: what a batch of each source holds of that which has these shares.
+    """
+
+    def scaled(given: Sequence[float]) -> Sequence[float]:
+        return given if of_a_batch is None else [w / held for w, held in zip(given, of_a_batch, strict=True)]
+
+    settings = config.mixture
     line: dict[str, Any] = {"between": settings.weights_between, "line_step": settings.line_step or 1.0}
-    (_, weights), *steps = stretches_of(weights_of(config, source, names, source_of), **line)
-    mixture = mixture_plan(
-        plan, source_of, names=names, weights=weights, batches=settings.batches, exhausted=settings.exhausted
-    )
+    (_, first), *steps = stretches_of(weights, **line)
+    mixture = make(weights=scaled(first))
     unit = mixture.num_batches if settings.weights_in == "epochs" else 1
-    curve = [(round(at * unit), later) for at, later in steps]
-    mixture = with_changes(mixture, curve, revised=_revised(config, names))
+    curve = [(round(at * unit), scaled(later)) for at, later in steps]
+    revised = [(at, scaled(later)) for at, later in _revised(config, names)]
+    mixture = with_changes(mixture, curve, revised=revised)
     _say(mixture)
-    column = config.mixture.column
-    rules = {
+    column = settings.column
+    return mixture, {
         "mixture_version": MIXTURE_VERSION,
         "column": column,
         "names": list(mixture.names) if column else None,
@@ -60,9 +94,7 @@ def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
         "exhausted": mixture.exhausted,
         # Changes of a run that has begun are in its states: see `Cursor`.
         **({"changes": [[at, quantise(later).tolist()] for at, later in curve]} if curve else {}),
-        "source_of": xxhash.xxh3_128_hexdigest(np.ascontiguousarray(source_of, np.int32).data),
     }
-    return replace(planned, plan=mixture, key=with_mixture(planned.key, rules), folder=None)
 
 
 def with_changes(

@@ -145,7 +145,7 @@ def pack_plan(
 
     tokens: integers [num_samples], of 1 or more. patches, frames: integers [num_samples], of the sample's images and of
     its recordings; needed for `max_patches` and `max_frames`. merge_size: its square is the patches of an image token.
-    With `shapes = "fixed"` packs of images are made by `fixed_packs`, 3,000 to 4,000 a second.
+    With `shapes = "fixed"` packs of images are made by `fixed_packs`, about 10,000 samples a second.
     With `buffer_size` packs are made along the samples as they are stored (`stream_packs`); a buffer smaller than a
     pack is a warning in the log. Else packs are made of all samples at once, on the histogram of lengths (`best_fit`,
     or `best_fit_decreasing` where that needs fewer packs), and the samples of a length are drawn at random; only where

@@ -43,7 +43,8 @@ class ModelGroup(GroupRecipe):
         """Returns which models are given what rows do not have, and which names stand twice."""
         facts = facts_of(config)
         allowed = config.run.allow_code
-        has = {*facts.groups, *({"text"} & {*facts.columns})}
+        captions = config.source.captions
+        has = {*facts.groups, *({"text"} & {*facts.columns, *(["text"] if captions and captions.column else [])})}
         known = " and ".join(sorted(has))
         found = [
             f'model.{model.name}: takes = "{kind}", and rows that are {facts.name} have {known} alone'
@@ -51,6 +52,8 @@ class ModelGroup(GroupRecipe):
             for kind in model.taken
             if kind not in has
         ]
+        if captions and not any("text" in model.taken for model in config.model):
+            found.append('source.captions are of a [[model]] with takes = "text", and there is none; add one')
         found += [not_allowed(CODE.setting, model.folder) for model in config.model if model.is_code and not allowed]
         found += [
             f"model.{model.name}.{name} is of a folder, and {model.folder} is code; leave it out"

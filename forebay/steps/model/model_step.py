@@ -21,7 +21,7 @@ from forebay.steps.audio.declared import form_of
 from forebay.steps.audio.own_step import digests_of, written_facts
 from forebay.steps.form import BatchForm
 from forebay.steps.image.cropped import Cropped
-from forebay.steps.model.derived_outputs import DERIVED, DerivedOutput
+from forebay.steps.model.derived_outputs import DERIVED, SCORES, DerivedOutput
 from forebay.steps.model.frozen_families import FAMILIES, FrozenFamily
 from forebay.steps.step import MODEL, ItemStep, Stored
 from forebay.store.layout import Group
@@ -164,6 +164,11 @@ class ModelStep(ItemStep):
         if self.keep is None:
             return {self.label: KeptOutput(output=family.output)}
         return {name: KeptOutput(output=output, dtype=dtype) for name, output, dtype in self.keep}  # type: ignore[arg-type]
+
+    @property
+    def gives_scores(self) -> bool:
+        """Whether nothing is kept but scores, which are columns: of the first text of a row."""
+        return bool(self.keep) and {output for _, output, _ in self.keep or ()} <= SCORES
 
     def derived(self, family: FrozenFamily) -> list[DerivedOutput]:
         """Returns those of the kept outputs that are made of what the model returns."""

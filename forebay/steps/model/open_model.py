@@ -33,7 +33,7 @@ from forebay.visible import human_bytes
 _CODES = "audio_codes"
 _TOKENS = "input_ids"
 _ONE_AT_A_TIME = threading.Lock()
-"""Threads of an uncached loader share a model, and nobody promises that it may be called by several."""
+"""Threads of an uncached loader share a model, and nobody promises that several may call or open one at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def _loaded(step: ModelStep, family: FrozenFamily) -> Any:
     loader, name = step.loader(family), "dtype" if family.library == "transformers" else "torch_dtype"
     options: dict[str, Any] = {name: getattr(torch, step.dtype), "use_safetensors": True}
     try:
-        with no_bar():
+        with _ONE_AT_A_TIME, no_bar():
             whole, info = from_folder(getattr(library, loader), folder, **options, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as err:
         raise ConfigError(f"model.{step.label}.folder: cannot open {folder}: {err}", code="FB147") from err
