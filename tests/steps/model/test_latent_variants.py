@@ -20,6 +20,7 @@ from forebay import load_config
 from forebay.errors import CacheCorruptError, ForebayError
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
+from forebay.preprocess.model_group import ModelItems
 from forebay.steps.image.cropped import Cropped
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
@@ -30,7 +31,7 @@ from tests.commands import inspected, inspected_json
 from tests.preprocess.here_pool import build_here
 from tests.rows.test_own_meaning_used import SECTIONS, config_of
 from tests.steps.model.test_families import PHOTOS, section
-from tests.steps.model.test_latents import BATCHES, FIXED, NAMES, Photos, batches
+from tests.steps.model.test_latents import BATCHES, FIXED, NAMES, Photos, batches, config
 from tests.steps.model.tiny_frozen import save_tiny, save_vae
 
 VARIED = BATCHES.replace("size = 64", "size = 64\ncrops = 3\nflip = true")
@@ -264,3 +265,18 @@ def test_images_of_which_nothing_is_stored_need_no_processor(corpus: Photos) -> 
     assert len({recipe_of(corpus.config(config)).key for config in configs}) == 1
     with pytest.raises(ForebayError, match="vision: processor is missing"):
         corpus.config(configs[1].replace("'none'", "'processor'"))
+
+
+def test_a_variant_that_is_not_finite_costs_its_sample(corpus: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ModelItems._outputs
+
+    def poisoned(self: Any, *args: Any, views: Any = (("", False),), **more: Any) -> Any:
+        found = real(self, *args, views=views, **more)
+        if len(views) > 1:
+            found[1]["latents"][0] = np.inf
+        return found
+
+    monkeypatch.setattr(ModelItems, "_outputs", poisoned)
+    corpus.config(FIXED.replace("size = 64", "size = 64\ncrops = 3"))
+    report = build_here(config(corpus, ["run.max_failed_share=0.5"]))
+    assert (report.failed, report.num_samples) == ({"not_finite": 1}, len(NAMES) - 1)
