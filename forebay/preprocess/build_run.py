@@ -17,6 +17,7 @@ from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.assemble import assemble, messages_of, read_rows
 from forebay.preprocess.build_report import COUNTS, BuildReport, Options
+from forebay.preprocess.codec_trial import codec_costs
 from forebay.preprocess.group import EXCLUDING, Cut
 from forebay.preprocess.model_trial import ModelTrials
 from forebay.preprocess.pool import Pool, Runner
@@ -128,9 +129,9 @@ class Run:
         costs = trials.costs()
         size = self.groups.estimate_bytes(self.listing, {cost.model: cost.bytes_a_sample for cost in costs})
         target = self._target(standing)
-        report = self._report(
-            target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size, models=costs
-        )
+        codecs = codec_costs(self.config, self.listing, self._made_by) if self.runner is self.pool else ()
+        tried = {"estimated_bytes": size, "models": costs, "codecs": codecs}
+        report = self._report(target, num_samples=len(self.listing.rows), sealed=False, **tried)
         return self._to_be(report, target)
 
     def _mine(self) -> list[Cut]:
