@@ -112,8 +112,8 @@ def text_step_of(constants: Constants) -> type[TextStep] | None:
 
 def _is_of_texts(values: Mapping[str, Any], groups: Mapping[Group, Mapping[str, Any]]) -> bool:
     """Whether these are outputs of a model for texts, or for such outputs: no items that texts stand beside."""
-    takes = values.get("takes")
-    return takes == TEXT or (takes in groups and groups[takes] is not values and _is_of_texts(groups[takes], groups))
+    takes = str(values.get("takes"))
+    return takes == TEXT or (takes in groups and _is_of_texts(groups[takes], groups))
 
 
 def forms_of(stored: Stored) -> dict[Group, BatchForm]:
