@@ -21,7 +21,7 @@ import numpy as np
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.by_hand import ByHand
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
-from forebay.store.image.stored_items import StoredFields, stored_items
+from forebay.store.image.stored_items import stored_items
 from forebay.store.layout import (
     CHOICES,
     ROW_BITS,
@@ -236,7 +236,7 @@ class Cache(ByHand):
 
     def read_batch(self, indices: Sequence[int]) -> SampleBatch | None:
         """See `SampleSource`: without listed items that are decoded. The first read of a sample is that of `read`."""
-        is_plain = all(isinstance(stored, StoredFields) for stored in self._stored.values())
+        is_plain = all(stored.is_as_stored for stored in self._stored.values())
         if not is_plain or not indices or not 0 <= min(indices) <= max(indices) < self._length:
             return None
         verified, kept = self._verified, self._columns
@@ -248,7 +248,7 @@ class Cache(ByHand):
             shards = [kept.get(number) or self._open.columns_of(number) for number in (slots >> ROW_BITS).tolist()]
             found: dict[str, list[Any]] = rows_of(shards, (slots & ROW_MASK).tolist())
             for group in self._listed:
-                found |= self._listed_columns(group, np.asarray(indices))
+                found |= self._stored[group].of_batch(self._listed_columns(group, np.asarray(indices)))
         except (IndexError, CacheError):  # met again, and named, by `read`
             return None
         return SampleBatch(found, len(indices))
