@@ -74,7 +74,11 @@ REFUSED_ROLES: Mapping[str, str] = dict.fromkeys(
 _SEGMENT = "segment"
 """The key of a part under which its stretch stands until items are gathered."""
 _REFUSED_TAGS = {"video": VIDEO, "bbox": BOXES, "ref-object": BOXES}
-_CLIP_NAMES = ("path", "url", "audio_url")
+_PART_NAMES: Mapping[Group, tuple[str, ...]] = {
+    "audio": ("audio", "path", "url", "audio_url"),
+    "image": ("image", "path", "url"),
+}
+"""The fields of a part that may name its item."""
 _OF_GROUP: Mapping[Group, str] = {"audio": AUDIO, "image": IMAGE}
 """The reason of a conversation with items of a group that the config has not."""
 
@@ -102,10 +106,6 @@ class _Forms:
     def named_by(self) -> frozenset[str]:
         """The fields of a row that name items."""
         return frozenset(name for group in self.groups for name in NAMED_BY[group])
-
-    def item_part(self, group: Group) -> tuple[str, ...]:
-        """Returns the fields of a part that may name its item."""
-        return (group, *(_CLIP_NAMES if group == "audio" else ()))
 
     @property
     def known(self) -> str:
@@ -267,7 +267,7 @@ def _listed(value: Any, name: str, group: Group) -> str | MediaPlace:
     if group != "audio" or not isinstance(value, dict):
         return string_of({name: value}, (name,), required=True) or ""
     segment = stretch_of(value, f"field {name}")
-    named: str | MediaPlace = _cut(string_of(value, (group, *_CLIP_NAMES), required=True), segment)
+    named: str | MediaPlace = _cut(string_of(value, _PART_NAMES[group], required=True), segment)
     return named
 
 
@@ -384,13 +384,13 @@ def _parts(
         yield from _split(text or "", where, forms)
         return
     refused = {**REFUSED_OF_PART, **forms.refused}
-    for part in content:
+    for part in map(_of_openai, content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
             found = unknown_fields(part, TEXT_PART, refused, where=f"{where}: part text: ")
             yield from _text(string_of(part, ("text",), required=True) or "")
         elif kind in forms.groups:
-            names, segment = forms.item_part(kind), None
+            names, segment = _PART_NAMES[kind], None
             others = {name: reason for name, reason in refused.items() if name not in names}
             taken = frozenset({"type", *names})
             if kind == "audio":
@@ -409,6 +409,16 @@ def _parts(
             raise JsonError(f"{where}: part {str(part)[:60]!r}, wanted one of type {forms.known}")
         if found:
             unknown.update(f"{name}.content.{field}" for field in found)
+
+
+def _of_openai(part: Any) -> Any:
+    """Returns a part of type `image_url`, as OpenAI writes it, as one of type `image`; any other as it is."""
+    match part:
+        case {"type": "image_url", "image_url": {"url": str(url), **rest}}:
+            return {**part, **rest, "type": "image", "image_url": None, "image": url}
+        case {"type": "image_url", "image_url": str(url)}:
+            return {**part, "type": "image", "image_url": None, "image": url}
+    return part
 
 
 def _split(text: str, where: str, forms: _Forms) -> Iterator[dict[str, Any]]:

@@ -97,11 +97,13 @@ def read_lines(
     recording is as `Recorded` takes it. Raises ManifestError, with the line, for what is no JSON object; a line
     that has a field twice fails. renamed: gives the fields of a line the names that rows have.
     """
-    hears = "audio" in piece.meaning.facts.groups and "audio" in piece.meaning.facts.lists
+    facts = piece.meaning.facts
+    schemes = tuple(f"data:{group}/" for group in facts.groups if group in facts.lists)
+    marks = [*(scheme.encode() for scheme in schemes), *([b"input_audio"] if "data:audio/" in schemes else [])]
 
     def given(place: LineWhere, line: bytes, fields: dict[str, Any]) -> dict[str, Any]:
-        is_inside = hears and (b"data:audio/" in line or b"input_audio" in line)
-        return renamed(_with_places(fields, line, place) if is_inside else fields)
+        is_inside = any(mark in line for mark in marks)
+        return renamed(_with_places(fields, line, place, schemes) if is_inside else fields)
 
     made = functools.partial(_line_record, Path(piece.path), given)
     for place, line in piece_lines(piece):
@@ -122,16 +124,16 @@ def _line_record(
         raise text_error(err) from err
 
 
-def _with_places(value: Any, line: bytes, place: LineWhere) -> Any:
-    """Returns fields of a line with names in the place of sound that stands in it, as `data:` URIs or `input_audio`."""
+def _with_places(value: Any, line: bytes, place: LineWhere, schemes: tuple[str, ...]) -> Any:
+    """Returns fields of a line with names in the place of items that stand in it, as `data:` URIs or `input_audio`."""
     match value:
-        case {"type": "input_audio", "input_audio": {"data": str(data)}}:
+        case {"type": "input_audio", "input_audio": {"data": str(data)}} if "data:audio/" in schemes:
             return {"type": "audio", "audio": _place_in(line, data, place) or data}
         case dict():
-            return {name: _with_places(each, line, place) for name, each in value.items()}
+            return {name: _with_places(each, line, place, schemes) for name, each in value.items()}
         case list():
-            return [_with_places(each, line, place) for each in value]
-        case str() if value.startswith("data:audio/"):
+            return [_with_places(each, line, place, schemes) for each in value]
+        case str() if value.startswith(schemes):
             return _place_in(line, value.partition(";base64,")[2], place) or value
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 from pathlib import Path
@@ -45,7 +46,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "part": ({"image": "p0.jpg", "messages": conversation({}, {"train_detail": [{"train": False}]})}, "loss_weight"),
     "roles": ({"image": "p0.jpg", "messages": conversation({"from": "gpt"}, {})}, "two_values"),
     "values": ({"image": "p0.jpg", "messages": conversation({}, {"value": "A cat."})}, "two_values"),
-    "data": ({**QUESTION, "image": "data:image/png;base64,iVBORw0KGgo"}, "missing_file"),
+    "data": ({**QUESTION, "image": "data:image/png;base64,iVBORw0KGgo"}, "no_base64"),
     "url": ({**QUESTION, "image": "https://example.org/p0.jpg"}, "missing_file"),
     "img": ({"question": "<img>http://example.org/p0.jpg</img>What?", "answer": "A cat."}, "missing_file"),
     "limits": (
@@ -117,6 +118,53 @@ def test_images_are_found_where_the_row_has_them(corpus: PhotoCorpus) -> None:
         words(open_cache(report.cache), "img", targets=False).count("Picture 1: <|vision_start|><|vision_end|>\nWh")
         == 1
     )
+
+
+@pytest.mark.parametrize("codec", ["raw", "source"])
+def test_images_that_stand_in_the_manifest_are_those_of_files(corpus: PhotoCorpus, codec: str) -> None:
+    uri = f"data:image/jpeg;base64,{base64.b64encode((corpus.folder / 'p1.jpg').read_bytes()).decode()}"
+    turns = [{"role": "user", "content": []}, TURNS[1]]
+
+    def shown(**part: Any) -> dict[str, Any]:
+        return {"messages": [{**turns[0], "content": [part, {"type": "text", "text": "What?"}]}, turns[1]]}
+
+    openai: dict[str, Any] = {"type": "image_url", "image_url": {"url": uri, "detail": "high"}}
+    rows = {
+        "file": shown(type="image", image="p1.jpg"),
+        "row": {**QUESTION, "image": uri},
+        "list": {"images": ["p1.jpg", uri], "question": "<image>What?<image>", "answer": "A wave."},
+        "part": shown(type="image", image=uri),
+        "openai": shown(**openai),
+        "named": shown(type="image_url", image_url={"url": "p1.jpg"}),
+        "url": shown(type="image", url="p1.jpg"),
+    }
+    bad = {
+        "no_base64": {**QUESTION, "image": "data:image/png;base64,!!!"},
+        "unreadable_image": {**QUESTION, "image": "data:image/png;base64,aGVsbG8gd29ybGQ="},
+        "missing_file": {**QUESTION, "image": "data:image/png,raw"},
+        "empty": {**QUESTION, "image": "data:image/png;base64,"},
+        "other": {**QUESTION, "image": "data:text/plain;base64,aGVsbG8="},
+        "http": shown(type="image_url", image_url={"url": "https://example.org/p.png"}),
+    }
+    for sample_id, row in {**rows, **bad}.items():
+        add(corpus, sample_id, row)
+    report = build_here(corpus.config(f'vision.codec="{codec}"'))
+    cache = open_cache(report.cache)
+    failed = json_lines(Path(report.cache) / "rejected.jsonl")
+    reasons = {row["sample_id"]: row["reason"] for row in failed}
+    assert reasons == {name: name if name.startswith(("no_", "un", "mi")) else "missing_file" for name in bad}
+    ids = cache.samples["sample_id"].to_pylist()
+    wanted = cache.read(ids.index("file"))
+    online = select(corpus.config('loader.cache="off"', f'vision.codec="{codec}"'))
+    places = {online.sample_id(index): index for index in range(len(online))}
+    for name in rows:
+        for found in (cache.read(ids.index(name)), online.read(places[name])):
+            if name != "list":
+                np.testing.assert_array_equal(found["input_ids"], wanted["input_ids"])
+            for field in ("patches", "image_grid_thw") if codec == "raw" else ("image_grid_thw",):
+                twice = np.concatenate([wanted[field]] * (1 + (name == "list")))
+                np.testing.assert_array_equal(found[field], twice)
+    assert report.unused_fields == {"messages.content.detail": 1}
 
 
 def test_a_system_message_and_unlearnt_turns_reach_the_sample(corpus: PhotoCorpus) -> None:
