@@ -38,6 +38,22 @@ def turns(*contents: list[dict[str, str]]) -> list[dict[str, Any]]:
         ({"question": "q", "answer": "a"}, ["x", "y"], turns([IMAGE, IMAGE, text("q")], [text("a")]), "xy"),
         ({"question": "q", "answer": "<image>"}, [], turns([text("q")], [text("<image>")]), ""),
         ({"question": "a <image>\nb", "answer": ""}, ["x"], turns([text("a "), IMAGE, text("b")], []), "x"),
+        ({"query": "q", "response": "a"}, ["x"], turns([IMAGE, text("q")], [text("a")]), "x"),
+        ({"instruction": "i", "input": "n", "output": "a"}, [], turns([text("i\nn")], [text("a")]), ""),
+        ({"instruction": "i", "input": "", "output": "a", "history": []}, [], turns([text("i")], [text("a")]), ""),
+        ({"instruction": "", "input": "<image>n", "output": "a"}, "x", turns([IMAGE, text("n")], [text("a")]), "x"),
+        (
+            {"query": "q", "response": "a", "history": [["<image>h", "g"], ["e", "f"]]},
+            ["x"],
+            turns([IMAGE, text("h")], [text("g")], [text("e")], [text("f")], [text("q")], [text("a")]),
+            "x",
+        ),
+        (
+            {"instruction": "i", "output": "a", "history": '[["h", "<image>"]]'},
+            ["x"],
+            turns([IMAGE, text("h")], [text("<image>")], [text("i")], [text("a")]),
+            "x",
+        ),
         (
             {"conversations": [{"from": "human", "value": "<image>\nq"}, {"from": "gpt", "value": "a\n\nb"}]},
             ["x"],
@@ -87,6 +103,7 @@ def test_the_canonical_form_of_the_canonical_form_is_itself(messages: list[tuple
 @pytest.mark.parametrize(
     ("fields", "images", "numbers"),
     [
+        ({"query": "<image>", "response": "a"}, [], "1 image tags for 0 images"),
         ({"question": "<image> <image>", "answer": "a"}, ["x"], "2 image tags for 1 images"),
         ({"question": "<image>", "answer": "a"}, ["x", "y"], "1 image tags for 2 images"),
         ({"messages": [{"role": "user", "content": "no tag"}]}, ["x"], "0 image tags for 1 images"),
@@ -104,6 +121,13 @@ def test_tags_and_images_must_be_equally_many(fields: dict[str, Any], images: li
     [
         ({}, "neither messages nor a question"),
         ({"question": "q"}, "has no field answer"),
+        ({"query": "q", "response": None}, "has no field response"),
+        ({"instruction": "q", "answer": "a"}, "has no field output"),
+        ({"instruction": "q", "input": 3, "output": "a"}, "field input is a number"),
+        ({"query": "q", "response": "a", "history": [["q"]]}, r"field history has .*wanted \[question, answer\]"),
+        ({"query": "q", "response": "a", "history": [["q", None]]}, "has no field history"),
+        ({"query": "q", "response": "a", "history": {"q": "a"}}, "field history is .*wanted a list"),
+        ({"query": "q", "response": "a", "history": "[["}, "is no JSON"),
         ({"question": 3, "answer": "a"}, "field question is a number"),
         ({"question": "\udc00", "answer": "a"}, "half of a surrogate pair"),
         ({"messages": []}, "wanted a list of messages"),
@@ -143,7 +167,24 @@ _json = st.recursive(
     max_leaves=6,
 )
 
-_NAMES = ["messages", "question", "answer", "id", "image", "images", "system", "tools", "videos", "objects", "split"]
+_NAMES = [
+    "messages",
+    "query",
+    "response",
+    "history",
+    "instruction",
+    "output",
+    "question",
+    "answer",
+    "id",
+    "image",
+    "images",
+    "system",
+    "tools",
+    "videos",
+    "objects",
+    "split",
+]
 
 _REASONS = {
     *("bad_conversation", "image_count_mismatch", "two_conversations", "two_system_messages", "loss_weight"),
@@ -232,6 +273,8 @@ def pictured(**fields: Any) -> dict[str, Any]:
         (pictured(min_pixels=1), "image_pixel_limits", "message 1: part image: field min_pixels"),
         (pictured(resized_height=28, resized_width=28), "image_pixel_limits", "part image: field resized_height"),
         ({**said({}, {}), "question": "q"}, "two_conversations", "has both messages and question"),
+        ({**said({}, {}), "query": "q"}, "two_conversations", "has both messages and query"),
+        ({"query": "q", "instruction": "i"}, "two_conversations", "has both query and instruction"),
         (
             {**said({}, {}), "conversations": [{"from": "gpt"}]},
             "two_conversations",

@@ -48,6 +48,15 @@ LEARNT_OF_ROW = ("loss_scale", "train", "mask")
 _COMMON = IDS | {"system", *LEARNT_OF_ROW}
 WITH_MESSAGES = _COMMON | {"messages", "conversations"}
 WITH_QUESTION = _COMMON | {"question", "answer"}
+ANSWERS = {"question": "answer", "query": "response", "instruction": "output"}
+"""The fields that ask, by those that answer: forebay's own, ms-swift's and alpaca's."""
+_ASKED: Mapping[str, frozenset[str]] = {
+    "question": WITH_QUESTION,
+    "query": _COMMON | {"query", "response", "history"},
+    "instruction": _COMMON | {"instruction", "input", "output", "history"},
+}
+_OTHERS = frozenset().union(*_ASKED.values()) - WITH_QUESTION
+"""The fields of these forms that no column of `[source.columns]` names."""
 LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
 """Fields that say of a message whether it is learnt, by what they say then."""
 MESSAGE = frozenset({"role", "from", "content", "value", *LEARNT})
@@ -138,7 +147,7 @@ class ListsItems(Meaning):
 class Conversations(ListsItems):
     """A conversation as `canonical` takes it, and any number of images and clips."""
 
-    beside: ClassVar[tuple[str, ...]] = ("system", *LEARNT_OF_ROW)
+    beside: ClassVar[tuple[str, ...]] = ("system", *LEARNT_OF_ROW, *sorted(_OTHERS))
     refuses: ClassVar[frozenset[str]] = frozenset({"system", *REFUSED_OF_ROW, *NAMED_BY["audio"]})
     lists_any: ClassVar[bool] = True
     bad: ClassVar[str | None] = "bad_conversation"
@@ -148,7 +157,7 @@ class Conversations(ListsItems):
         return MeantRow(text=text, items=used)
 
     def lacking(self, found: Collection[str], columns: SourceColumns) -> str | None:
-        if "messages" in found or {"question", "answer"} <= {*found}:
+        if "messages" in found or any({*pair} <= {*found} for pair in ANSWERS.items()):
             return None
         return f"{columns.messages}, nor {columns.question} and {columns.answer}"
 
@@ -194,9 +203,10 @@ def canonical(
 ) -> tuple[str, dict[Group, list[Item | str]]]:
     """Returns a conversation as canonical JSON, and by group its items in the order of their parts.
 
-    fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question`
-    and `answer`; `system`, a message to put first. A content is a string, in which `<image>` and `<audio>` (with a
-    newline before and after it) or `<img>name</img>` stand for an item, or parts `{"type": "text", "text"}`,
+    fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or those of
+    `ANSWERS`, with `input` and a `history` of [question, answer]; `system`, a message to put first. A content is a
+    string, in which `<image>` and `<audio>` (with a newline before and after it) or `<img>name</img>` stand for an
+    item, or parts `{"type": "text", "text"}`,
     `{"type": "image"}` and `{"type": "image", "image": name}`, and so of `audio`, whose name may stand under `path` or
     `url` too, and which may be a stretch, see `stretch_of`. `LEARNT` of an assistant's message say whether it is
     learnt, `LEARNT_OF_ROW` of a row whether any is.
@@ -279,12 +289,12 @@ def text_error(err: JsonError) -> TextError:
 def _conversation(
     fields: Mapping[str, Any], forms: _Forms, counts: Mapping[Group, int], unknown: set[str]
 ) -> list[dict[str, Any]]:
-    given = [name for name in (*MESSAGES, "question") if fields.get(name) is not None]
+    given = [name for name in (*MESSAGES, *ANSWERS) if fields.get(name) is not None]
     held = [name for name in given if is_given(fields[name])]
     if len(held) > 1:
         raise JsonError(f"has both {held[0]} and {held[1]}, wanted one conversation", reason="two_conversations")
     with_messages = bool(given) and given[0] in MESSAGES
-    taken = (WITH_MESSAGES if with_messages else WITH_QUESTION) | forms.named_by
+    taken = (WITH_MESSAGES if with_messages or not given else _ASKED[given[0]]) | forms.named_by
     unknown.update(unknown_fields(fields, taken, {**REFUSED_OF_ROW, **forms.refused}))
     unknown.update(
         NAMED_BY[group][1] for group in forms.groups if all(is_given(fields.get(name)) for name in NAMED_BY[group])
@@ -294,19 +304,43 @@ def _conversation(
     if with_messages:
         conversation = list(_messages(fields[given[0]], given[0], forms, unknown))
     else:
-        conversation = list(_asked(fields, forms, counts))
+        conversation = _asked(fields, given[0], forms, counts)
     if not _is_learnt({name: fields.get(name) for name in LEARNT_OF_ROW}, "assistant", "the row"):
         conversation = [{**each, "loss": False} if each["role"] == "assistant" else each for each in conversation]
     return [*_system(fields, conversation, forms, unknown), *conversation]
 
 
-def _asked(fields: Mapping[str, Any], forms: _Forms, counts: Mapping[Group, int]) -> Iterator[dict[str, Any]]:
-    question = list(_split(string_of(fields, ("question",), required=True) or "", "field question", forms))
+def _asked(fields: Mapping[str, Any], name: str, forms: _Forms, counts: Mapping[Group, int]) -> list[dict[str, Any]]:
+    """The turns of a question, after those of its `history`; items that no tag stands for come first."""
+    asked, more = string_of(fields, (name,)) or "", string_of(fields, ("input",)) if name == "instruction" else None
+    answer = string_of(fields, (ANSWERS[name],), required=True) or ""
+    pairs = [*(_history(fields) if name != "question" else ()), ["\n".join(filter(None, (asked, more))), answer]]
+    questions = [list(_split(question, f"field {name}", forms)) for question, _ in pairs]
     for group in reversed(forms.groups):
-        if not any(part["type"] == group for part in question):
-            question = [*({"type": group} for _ in range(counts[group])), *question]
-    yield {"role": "user", "content": question}
-    yield {"role": "assistant", "content": list(_text(string_of(fields, ("answer",), required=True) or ""))}
+        if not any(part["type"] == group for question in questions for part in question):
+            questions[0][:0] = [{"type": group} for _ in range(counts[group])]
+    turns = zip(questions, (list(_text(answer)) for _, answer in pairs), strict=True)
+    return [
+        {"role": role, "content": said}
+        for turn in turns
+        for role, said in zip(("user", "assistant"), turn, strict=True)
+    ]
+
+
+def _history(fields: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The earlier questions of a row with their answers."""
+    for pair in _list_in(fields, "history") if is_given(fields.get("history")) else ():
+        if not isinstance(pair, list) or len(pair) != len(("question", "answer")):
+            raise JsonError(f"field history has {str(pair)[:60]!r}, wanted [question, answer]")
+        yield [string_of({"history": text}, ("history",), required=True) or "" for text in pair]
+
+
+def _list_in(fields: Mapping[str, Any], name: str) -> list[Any]:
+    """Returns a list that a field holds, or the JSON of one. Raises JsonError for anything else."""
+    value = parse_nested(fields[name]) if isinstance(fields[name], str) else fields[name]
+    if not isinstance(value, list):
+        raise JsonError(f"field {name} is {str(value)[:60]!r}, wanted a list")
+    return value
 
 
 def _system(

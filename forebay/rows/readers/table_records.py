@@ -201,7 +201,8 @@ def _read_csv(piece: FilePiece, rows: Sink) -> None:
     wanted = frozenset((*own, *(IDS if columns.id is None else ()), *beside, *source.keep_columns))
     table = read_csv(Path(piece.path), WantedColumns(wanted, columns.image))
     names: list[str] = table.schema.names
-    named = {name: name for name in beside if name in names} | _named_columns(piece, names)
+    named = _named_columns(piece, names)
+    named = {name: name for name in beside if name in {*names} - {*named.values()}} | named
     require_columns(source.keep_columns, names, where=piece.path)
     found = {name: table.values[column].to_pylist() for name, column in named.items()}
     kept = {name: table.part(name).to_pylist() for name in source.keep_columns}
@@ -241,7 +242,7 @@ def _named_columns(piece: FilePiece, names: Sequence[str], *, messages: str = ME
         found |= {name: name for name in IDS if name in names}
     if "messages" in given and "messages" not in found and columns.messages == MESSAGES[0] and messages in names:
         found["messages"] = messages
-    if (lacking := meaning.lacking(found, columns)) is not None:
+    if (lacking := meaning.lacking({*found, *{*meaning.beside} & {*names}}, columns)) is not None:
         raise _no_column(piece, lacking, names)
     return found
 

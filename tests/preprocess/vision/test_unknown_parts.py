@@ -123,13 +123,13 @@ def test_images_are_found_where_the_row_has_them(corpus: PhotoCorpus) -> None:
 @pytest.mark.parametrize("codec", ["raw", "source"])
 def test_images_that_stand_in_the_manifest_are_those_of_files(corpus: PhotoCorpus, codec: str) -> None:
     uri = f"data:image/jpeg;base64,{base64.b64encode((corpus.folder / 'p1.jpg').read_bytes()).decode()}"
-    turns = [{"role": "user", "content": []}, TURNS[1]]
+    turns: list[dict[str, Any]] = [{"role": "user", "content": []}, TURNS[1]]
 
     def shown(**part: Any) -> dict[str, Any]:
         return {"messages": [{**turns[0], "content": [part, {"type": "text", "text": "What?"}]}, turns[1]]}
 
     openai: dict[str, Any] = {"type": "image_url", "image_url": {"url": uri, "detail": "high"}}
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         "file": shown(type="image", image="p1.jpg"),
         "row": {**QUESTION, "image": uri},
         "list": {"images": ["p1.jpg", uri], "question": "<image>What?<image>", "answer": "A wave."},
