@@ -25,7 +25,7 @@ from forebay.init.folder_files import Clock, extension_of
 from forebay.init.found_model import Model
 from forebay.init.questions import BESIDE, Chooser
 from forebay.init.table_head import Row, TableHead, classes_of, languages_of, words_of
-from forebay.rows.meanings.canonical_chat import IMAGES, WITH_MESSAGES, WITH_QUESTION
+from forebay.rows.meanings.chat_fields import IMAGES, WITH_MESSAGES, WITH_QUESTION
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import Recipe

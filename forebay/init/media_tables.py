@@ -41,7 +41,7 @@ from forebay.init.table_head import (
     written_paths,
 )
 from forebay.rows.list_rows import check_pieces
-from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
+from forebay.rows.meanings.chat_fields import IMAGES as IMAGE_FIELDS
 from forebay.rows.reader import DURATIONS, IMAGE_EXTENSIONS
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.segments import ENDS, STARTS

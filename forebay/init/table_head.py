@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.folder_files import SAMPLE, spread
-from forebay.rows.meanings.canonical_chat import IMAGES, MESSAGES, NAMED_BY
+from forebay.rows.meanings.chat_fields import IMAGES, MESSAGES, NAMED_BY
 from forebay.rows.meanings.image_class import declared_classes, named_labels
 from forebay.rows.readers.arrow_files import HfFile, holds_numbers, is_bytes, is_list
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv, read_json_lines

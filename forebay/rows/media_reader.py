@@ -138,7 +138,9 @@ class MediaReader:
             try:
                 return base64.b64decode(self._encoded(file, offset - INLINE, size), validate=True)
             except ValueError as err:
-                raise DecodeError("no_base64", f"its data in the manifest is no base64: {err}; write it again") from err
+                raise DecodeError(
+                    "bad_inline_data", f"its data in the manifest is no base64: {err}; write it again"
+                ) from err
         source = self._file(file)
         # A listed file that is media as a whole is a table of samples: manifests hold no media.
         listed = self._listed(source)

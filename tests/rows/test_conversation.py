@@ -187,7 +187,15 @@ _NAMES = [
 ]
 
 _REASONS = {
-    *("bad_conversation", "image_count_mismatch", "two_conversations", "two_system_messages", "loss_weight"),
+    *(
+        "bad_tools",
+        "two_values",
+        "bad_conversation",
+        "image_count_mismatch",
+        "two_conversations",
+        "two_system_messages",
+        "loss_weight",
+    ),
     *("has_tools", "has_reasoning", "has_video", "has_audio", "has_boxes", "preference_data", "image_pixel_limits"),
 }
 
@@ -221,6 +229,8 @@ def test_ids_may_be_numbers() -> None:
 
 
 QUESTION: dict[str, Any] = {"question": "q", "answer": "a"}
+TOOL: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+CALL: dict[str, Any] = {"name": "f", "arguments": {"x": 1}}
 
 
 def said(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -237,13 +247,29 @@ def pictured(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "reason", "named"),
     [
-        ({**QUESTION, "tools": [{"name": "f"}]}, "has_tools", "field tools is given"),
-        ({**QUESTION, "functions": "f"}, "has_tools", "field functions"),
-        (said({}, {"tool_calls": [{"id": 1}]}), "has_tools", "message 2: field tool_calls"),
-        (said({}, {"function_call": {"name": "f"}}), "has_tools", "message 2: field function_call"),
-        (said({}, {}, {"role": "tool"}), "has_tools", "message 3: role is 'tool'"),
-        (said({}, {}, {"role": "observation"}), "has_tools", "message 3: role is 'observation'"),
-        (said({}, {"reasoning_content": "because"}), "has_reasoning", "message 2: field reasoning_content"),
+        ({**QUESTION, "tools": [TOOL], "functions": [TOOL]}, "two_values", "has both tools and functions"),
+        ({**QUESTION, "functions": "f"}, "bad_tools", "field functions: is no JSON"),
+        ({**QUESTION, "tools": TOOL}, "bad_tools", "field tools: .*wanted a list"),
+        ({**QUESTION, "tools": [{"type": "function"}]}, "bad_tools", "wanted the JSON schema of a function"),
+        ({**QUESTION, "tools": [{**TOOL, "name": 3}]}, "bad_tools", "wanted the JSON schema"),
+        ({**QUESTION, "tools": [{**TOOL, "parameters": "x"}]}, "bad_tools", "wanted the JSON schema"),
+        ({**QUESTION, "tools": [{**TOOL, "description": b"x"}]}, "bad_tools", "wanted the JSON schema"),
+        ({**QUESTION, "tools": [{**TOOL, "description": "\udc00"}]}, "bad_tools", "wanted the JSON schema"),
+        ({**QUESTION, "tools": '[{"name": "f", "name": "g"}]'}, "repeated_field", "stands there twice"),
+        ({**QUESTION, "tool_calls": [{"name": "f"}]}, "has_tools", "field tool_calls is given"),
+        (said({"tools": [TOOL]}, {}), "has_tools", "message 1: field tools"),
+        (said({"tool_calls": [{"name": "f"}]}, {}), "has_tools", "message 1: field tool_calls"),
+        (said({}, {"tool_call_id": "1"}), "has_tools", "message 2: field tool_call_id"),
+        (said({}, {"tool_calls": [{"id": 1}]}), "bad_tools", "message 2: a call is .*wanted an object with name"),
+        (said({}, {"tool_calls": [{"name": "f"}]}), "bad_tools", "wanted an object with name and arguments"),
+        (said({}, {"function_call": {"name": "f", "arguments": "[1]"}}), "bad_tools", "of f has arguments .*wanted an"),
+        (said({}, {"function_call": {"name": "f", "arguments": "{"}}), "bad_tools", "a call is no JSON"),
+        (said({}, {"tool_calls": [CALL], "function_call": CALL}), "two_values", "message 2 has both tool_calls and"),
+        (said({}, {"role": "tool_call", "content": "look!"}), "bad_tools", "message 2: a call is no JSON"),
+        (said({}, {"role": "tool_call", "content": None}), "bad_tools", "message 2: a call is 'None'"),
+        (said({"reasoning_content": "because"}, {}), "has_reasoning", "message 1: field reasoning_content"),
+        (said({}, {"thinking": "a", "reasoning": "b"}), "two_values", "message 2: .*contradict each other"),
+        ({**QUESTION, "thinking": "because"}, "has_reasoning", "field thinking is given"),
         ({**QUESTION, "videos": ["v.mp4"]}, "has_video", "field videos"),
         ({**QUESTION, "video": "v.mp4"}, "has_video", "field video"),
         ({**QUESTION, "question": "<video>What?"}, "has_video", "field question has the tag <video>"),
@@ -311,6 +337,37 @@ def test_fields_that_hold_nothing_are_not_there(empty: Any) -> None:
     document, _ = canonical(said({"content": [part], **message}, message, **row), ["x"], unknown=unknown)
     assert document == canonical(said({"content": [IMAGE]}, {}), ["x"])[0]
     assert not unknown
+
+
+def test_calls_of_every_form_are_one_form() -> None:
+    wrapped = {"type": "function", "function": CALL}
+    written = {**CALL, "arguments": json.dumps(CALL["arguments"])}
+    heard = {"role": "tool", "content": [text("1")], "tool_call_id": "7"}
+    for call in (
+        {"tool_calls": [wrapped], "content": None},
+        {"tool_calls": [CALL], "content": ""},
+        {"tool_calls": json.dumps([written]), "content": []},
+        {"function_call": written, "content": None, "loss": True},
+        {"role": "tool_call", "content": json.dumps(CALL)},
+        {"role": "function_call", "content": json.dumps([written])},
+    ):
+        for role in ("tool", "function", "observation", "tool_response"):
+            row = said({}, call, {"role": role, "content": "1", "tool_call_id": "7"}, {})
+            for tools in ([TOOL], json.dumps([TOOL]), [json.dumps(TOOL)]):
+                found = json.loads(canonical({**row, "tools": tools}, [])[0])
+                assert found[0]["tools"] == [TOOL]
+                assert found[1:3] == [{"role": "assistant", "content": [], "tool_calls": [wrapped]}, heard]
+    several = said({}, {}, {"role": "tool_call", "content": json.dumps(CALL)}, {"role": "tool_call", "content": CALL})
+    calls = json.loads(canonical(several, [])[0])[1]
+    assert calls == {"role": "assistant", "content": [text("assistant")], "tool_calls": [wrapped, wrapped]}
+    kept = {"id": "c1", **wrapped}
+    assert json.loads(canonical(said({}, {"tool_calls": [kept]}), [])[0])[1]["tool_calls"] == [kept]
+    assert json.loads(canonical({**QUESTION, "tools": "[]"}, [])[0]) == json.loads(canonical(QUESTION, [])[0])
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_has_one_name(name: str) -> None:
+    assert json.loads(canonical(said({}, {name: "so"}), [])[0])[1]["reasoning_content"] == "so"
 
 
 def test_a_row_s_system_message_comes_first() -> None:

@@ -31,7 +31,12 @@ def conversation(*changes: dict[str, Any]) -> list[dict[str, Any]]:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({**QUESTION, "tools": [{"name": "look"}]}, "has_tools"),
-    "calls": ({"image": "p0.jpg", "messages": conversation({}, {"tool_calls": [{"id": 1}]})}, "has_tools"),
+    "calls": ({"image": "p0.jpg", "messages": conversation({}, {"tool_calls": [{"id": 1}]})}, "bad_tools"),
+    "schema": ({**QUESTION, "tools": ["look"]}, "bad_tools"),
+    "called": (
+        {"image": "p0.jpg", "messages": conversation({}, {"function_call": {"name": "f", "arguments": "{}"}})},
+        "has_tools",
+    ),
     "thought": ({"image": "p0.jpg", "messages": conversation({}, {"reasoning_content": "h"})}, "has_reasoning"),
     "reasons": ({"image": "p0.jpg", "messages": conversation({}, {"reasoning": "h"})}, "has_reasoning"),
     "thinks": ({**QUESTION, "thinking": "h"}, "has_reasoning"),
@@ -39,6 +44,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tag": ({**QUESTION, "question": "<image><video>What?"}, "has_video"),
     "boxes": ({**QUESTION, "objects": {"ref": ["x"], "bbox": [[0, 0, 1, 1]]}}, "has_boxes"),
     "rejected": ({**QUESTION, "rejected_response": "A cat."}, "preference_data"),
+    "alone": ({"text": "<image>A wave.", "image": "p0.jpg"}, "no_assistant_turn"),
+    "forms": ({**QUESTION, "query": "What?", "response": "A wave."}, "two_conversations"),
     "both": ({**QUESTION, "messages": TURNS}, "two_conversations"),
     "weight": ({"image": "p0.jpg", "messages": conversation({}, {"weight": 0.3})}, "loss_weight"),
     "masked": ({"image": "p0.jpg", "messages": conversation({}, {"mask": 1, "train": True})}, "loss_weight"),
@@ -46,7 +53,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "part": ({"image": "p0.jpg", "messages": conversation({}, {"train_detail": [{"train": False}]})}, "loss_weight"),
     "roles": ({"image": "p0.jpg", "messages": conversation({"from": "gpt"}, {})}, "two_values"),
     "values": ({"image": "p0.jpg", "messages": conversation({}, {"value": "A cat."})}, "two_values"),
-    "data": ({**QUESTION, "image": "data:image/png;base64,iVBORw0KGgo"}, "no_base64"),
+    "data": ({**QUESTION, "image": "data:image/png;base64,iVBORw0KGgo"}, "bad_inline_data"),
     "url": ({**QUESTION, "image": "https://example.org/p0.jpg"}, "missing_file"),
     "img": ({"question": "<img>http://example.org/p0.jpg</img>What?", "answer": "A cat."}, "missing_file"),
     "limits": (
@@ -139,7 +146,7 @@ def test_images_that_stand_in_the_manifest_are_those_of_files(corpus: PhotoCorpu
         "url": shown(type="image", url="p1.jpg"),
     }
     bad = {
-        "no_base64": {**QUESTION, "image": "data:image/png;base64,!!!"},
+        "bad_inline_data": {**QUESTION, "image": "data:image/png;base64,!!!"},
         "unreadable_image": {**QUESTION, "image": "data:image/png;base64,aGVsbG8gd29ybGQ="},
         "missing_file": {**QUESTION, "image": "data:image/png,raw"},
         "empty": {**QUESTION, "image": "data:image/png;base64,"},
@@ -152,7 +159,7 @@ def test_images_that_stand_in_the_manifest_are_those_of_files(corpus: PhotoCorpu
     cache = open_cache(report.cache)
     failed = json_lines(Path(report.cache) / "rejected.jsonl")
     reasons = {row["sample_id"]: row["reason"] for row in failed}
-    assert reasons == {name: name if name.startswith(("no_", "un", "mi")) else "missing_file" for name in bad}
+    assert reasons == {name: name if name.startswith(("bad_", "un", "mi")) else "missing_file" for name in bad}
     ids = cache.samples["sample_id"].to_pylist()
     wanted = cache.read(ids.index("file"))
     online = select(corpus.config('loader.cache="off"', f'vision.codec="{codec}"'))
@@ -215,7 +222,7 @@ def test_other_fields_are_named_once_a_build(corpus: PhotoCorpus, caplog: pytest
 def test_worker_processes_count_what_one_process_counts(tmp_path: Path) -> None:
     (tmp_path / "p0.jpg").write_bytes(photo(0))
     for number in range(4):
-        rows = [{**QUESTION, f"only{number}": 1, "all": 1}, {**QUESTION, "tools": ["f"]}] * 3
+        rows = [{**QUESTION, f"only{number}": 1, "all": 1}, {**QUESTION, "video": "f"}] * 3
         (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = SourceConfig(kind="jsonl", manifest=str(tmp_path / "*.jsonl"))
     here = read_conversations(source, cache_root=tmp_path)
@@ -224,7 +231,7 @@ def test_worker_processes_count_what_one_process_counts(tmp_path: Path) -> None:
     assert here.unused == {"all": 12, **{f"only{n}": 3 for n in range(4)}}
     assert list(here.unused.items()) == list(there.unused.items())
     assert here.rejected.equals(there.rejected)
-    assert here.counts()["failed"] == {"has_tools": 12}
+    assert here.counts()["failed"] == {"has_video": 12}
 
 
 def test_columns_of_speech_are_named_once_a_build(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,8 +21,12 @@ from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.whole import named_by
 from forebay.steps.step import CLIPS, RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.chat.conversation import (
+    ChatTurns,
     Message,
+    TrainOn,
+    all_but,
     check_conversation,
+    check_shown,
     find_turn_marks,
     learnt_spans,
     named_tokens,
@@ -63,6 +67,8 @@ class Chat(TextStep):
     tokenizer: str
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
+    train_on: TrainOn = "assistant"
+    """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
     version: int = 2
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -122,7 +128,7 @@ class ChatEncoder(OneByOne):
         )
         # Messages may write other control tokens, such as `<think>`.
         self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
-        self._merge_size = merge_size
+        self._merge_size, self._train_on = merge_size, step.train_on
         self._backend = self._vocabulary.open.backend
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -150,25 +156,31 @@ class ChatEncoder(OneByOne):
 
         text: a conversation in canonical form, JSON. told: (t, h, w) in patches of its images, in order.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
-        `special_token_in_text`, `image_count_mismatch`, `bad_text`.
+        `special_token_in_text`, `image_count_mismatch`, `bad_text`, `has_tools`, `has_reasoning`.
         """
-        conversation = parse_conversation(text, sample_id=sample_id)
-        turns = check_conversation(conversation, self._reserved, counts={"image": len(told)}, sample_id=sample_id)
-        rendered = rendered_text(self._render, conversation, self._vocabulary.folder, sample_id=sample_id)
+        conversation, folder = parse_conversation(text, sample_id=sample_id), self._vocabulary.folder
+        counts = {"image": len(told)}
+        turns = check_conversation(
+            conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self._train_on
+        )
+        rendered = rendered_text(self._render, conversation, folder, sample_id=sample_id)
+        check_shown(conversation, self._render, self._marks, folder=folder, sample_id=sample_id)
         spans = self._marks.spans(rendered)
         learnt = learnt_spans(spans, turns, shown={"image": rendered.count(IMAGE_PAD)}, sample_id=sample_id)
-        return self._tokenize(rendered, learnt, told)
+        return self._tokenize(rendered, learnt, turns, told)
 
     def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
         """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""
         return self._vocabulary.decode([int(i) for i in input_ids])
 
     def _tokenize(
-        self, rendered: str, spans: list[tuple[int, int]], grids: Sequence[tuple[int, int, int]]
+        self, rendered: str, spans: list[tuple[int, int]], turns: ChatTurns, grids: Sequence[tuple[int, int, int]]
     ) -> dict[str, np.ndarray]:
         encoding = self._backend.encode(rendered, add_special_tokens=False)
         ids = np.array(encoding.ids, dtype=np.int32)
         mask = self._marks.targets(rendered, spans, encoding.offsets)
+        if turns.learns_all:
+            mask = all_but(mask, rendered, ids, self._vocabulary, [IMAGE_PAD])
         # Ids are repeated, not the string: the tokenizer would take 4 times as long and give the same.
         repeats = np.ones(len(ids), dtype=np.int64)
         repeats[ids == self._ids[IMAGE_PAD]] = [t * h * w // self._merge_size**2 for t, h, w in grids]
@@ -198,6 +210,8 @@ class ProcessorChat(TextStep):
     processor_folder: str = field(default="", compare=False)
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
+    train_on: TrainOn = "assistant"
+    """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
     version: int = 2
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -316,19 +330,26 @@ class ProcessorChatEncoder(OneByOne):
         clips, those of a group in order.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
         `special_token_in_text`, `image_count_mismatch`, `audio_count_mismatch`, `bad_text`, `images_together`,
-        `clips_together`.
+        `clips_together`, `has_tools`, `has_reasoning`.
         """
         conversation = parse_conversation(text, sample_id=sample_id)
         found = by_group(told)
         counts = {group: len(found[group]) for group in self.writer.groups}
-        turns = check_conversation(conversation, self._reserved, counts=counts, sample_id=sample_id)
+        turns = check_conversation(
+            conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self.step.train_on
+        )
         self.text_form.check_counts(counts, sample_id=sample_id)
-        rendered = rendered_text(self.writer.render, conversation, self._vocabulary.folder, sample_id=sample_id)
+        render, folder = self.writer.render, self._vocabulary.folder
+        rendered = rendered_text(render, conversation, folder, sample_id=sample_id)
+        check_shown(conversation, render, self.marks, folder=folder, sample_id=sample_id)
         written = self._written(conversation, told, sample_id=sample_id)
         spans = self.marks.spans(written.text)
         shown = {group: rendered.count(token) for group, token in self.writer.placeholders.items()}
         learnt = learnt_spans(spans, turns, shown=shown, sample_id=sample_id)
         mask = self.marks.targets(written.text, learnt, written.offsets)
+        if turns.learns_all:
+            ids, tokens = written.fields["input_ids"], self.writer.placeholders.values()
+            mask = all_but(mask, rendered, ids, self._vocabulary, tokens)
         return {**self.text_form.stored(written, sample_id=sample_id), MASK: mask}
 
     def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
