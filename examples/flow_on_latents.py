@@ -3,7 +3,8 @@
 python examples/flow_on_latents.py flow.toml [section.field=value ...]
 
 `flow.toml` has two `[[model]]` (docs/model-steps.md): `latents` of an AutoencoderKL, with `shapes`, and `words` of a
-text encoder. `plan.by = ["area", "aspect"]` makes batches of one shape.
+text encoder. `plan.by = ["area", "aspect"]` makes batches of one shape. With `source.captions.empty = true` and
+`loader.caption_dropout = 0.1` it learns the unconditional flow too, for classifier-free guidance.
 """
 
 from __future__ import annotations

@@ -286,6 +286,34 @@ class SourceColumns:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionsConfig:
+    """Further texts of a row, for models that take texts (`[[model]]`). Each different text is stored once.
+
+    Training takes one of a row's texts, anew in each epoch, see `loader.caption`. The section is in the key.
+    """
+
+    __pydantic_config__ = STRICT
+
+    column: str | None = field(default=None, metadata={"example": '"captions"'})
+    """Column or JSON field with a list of further texts of a row, or with its JSON. It stays in the row table, as
+    `source.keep_columns` do. Blank texts in it are passed over and counted."""
+    shuffles: int = 0
+    """Further orders of the tags in each text, which commas part: so many, or as many as there are. A hash of the text
+    decides which orders."""
+    keep_tags: int = 0
+    """Tags at the beginning that stay there in all orders."""
+    empty: bool = False
+    """Whether the empty text is stored too, which `loader.caption_dropout` hands out."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "shuffles", "keep_tags")
+        if self.shuffles > 100:
+            raise ValueError(f"shuffles is {self.shuffles}, wanted 100 or less: each is a text for the model")
+        if self.keep_tags and not self.shuffles:
+            raise ValueError("keep_tags is of tags that are shuffled; give shuffles")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SourceConfig:
     """Which samples: the raw data and the filters over it."""
 
@@ -339,6 +367,7 @@ class SourceConfig:
     """How a file of a store is known to be the one that a cache was made of. `content`: by its hash, which is kept by
     URL, etag and size. `etag`: a file of the same name, etag and size is trusted, also in another bucket. In no key."""
     columns: SourceColumns = SourceColumns()
+    captions: CaptionsConfig | None = None
     audio_dir: str | None = field(default=None, metadata={"path": True})
     """Folder of the recordings that a `table` names, for example Common Voice's `clips`. Left out: the table's own
     folder. In no key: the content of the recordings is."""
@@ -354,7 +383,7 @@ class SourceConfig:
     keep_columns: tuple[str, ...] = ()
     """Columns or JSON fields that stay in the row table of the cache, as text, int64 or float64 (a truth value is 0 or
     1): `["speaker", "snr"]`. Of `table`, `folder` with `texts`, `hf`, `jsonl`, `webdataset` (the JSON beside a clip),
-    `tar` and JSON lines of `text`. The names are in the key."""
+    `tar` and JSON lines of `text`. A list of texts stays as its JSON. The names are in the key."""
     meaning: str | None = None
     """What a row of the source is: `recordings`, `texts`, `conversations`, `labels` (an image with a class), `captions`
     (an image with a text), `images`, or a class of your own beside the config, `"rows.py:Dialogues"`, with
@@ -374,6 +403,8 @@ class SourceConfig:
         if not self.manifests or not all(self.manifests):
             raise ValueError(f"manifest is {self.manifest!r}, wanted a file, a folder or a glob, or a list of them")
         self._check_durations()
+        if self.captions is not None and self.captions.column not in (None, *self.keep_columns):
+            object.__setattr__(self, "keep_columns", (*self.keep_columns, self.captions.column))
         at_least(self, 1, "max_samples", "max_sample_bytes", "max_pixels")
         if self.window_s is not None and not (self.has_segments and 1 <= self.window_s < math.inf):
             raise ValueError(

@@ -194,6 +194,29 @@ class WindowConfig(_LengthsConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PackCosts:
+    """The work of a step over a pack, of any scale: `b n + a n^2`, of its samples by tokens and of images by patches.
+
+    The defaults are the ratios of an encoder of width 1,152 (attention costs as much as all else at 6,912 patches) and
+    a language model of width 3,584 with twelve times its work a token.
+    """
+
+    __pydantic_config__ = STRICT
+
+    patch: float = 1.0
+    """`b` of an image's patches."""
+    patch_squared: float = 1 / 6912
+    """`a` of an image's patches."""
+    token: float = 12.0
+    """`b` of a sample's tokens."""
+    token_squared: float = 12 / 21504
+    """`a` of a sample's tokens."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "patch", "patch_squared", "token", "token_squared")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackConfig:
     """Several samples in one row of `seq_len` tokens: conversations with images, recordings with text, or texts."""
 
@@ -224,7 +247,19 @@ class PackConfig:
     """`natural`: a pack is as long as its samples. `fixed`: padded to exactly `seq_len` tokens, and to one of at most
     two numbers of patches, which the plan chooses so that the least is padding; for a compiled model."""
 
+    balance: Literal["none", "cost"] = "none"
+    """`cost`: packs of like cost, which learn as many tokens, come in groups of `lockstep`, so that the ranks of a step
+    take the same time. The packs are the same. Needs the cache."""
+    costs: PackCosts = PackCosts()
+    lockstep: int = 8
+    """Packs of a group: as many as ranks, or a multiple of them."""
+
     def __post_init__(self) -> None:
+        at_least(self, 1, "lockstep")
+        if isinstance(self.costs, dict):  # as a plan's metadata has them
+            object.__setattr__(self, "costs", PackCosts(**self.costs))
+        if self.balance == "none" and (self.lockstep != 8 or self.costs != PackCosts()):
+            raise ValueError('lockstep and costs of packs are of balance = "cost"; leave them out, or set it')
         for name, least in (("seq_len", 1), ("max_patches", 1), ("max_frames", 1), ("buffer_size", 0)):
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
@@ -239,6 +274,11 @@ class PackConfig:
     def has_shapes(self) -> bool:
         """Whether packs are padded to fixed shapes."""
         return self.shapes == "fixed"
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether packs of like cost come together."""
+        return self.balance == "cost"
 
     @property
     def budgets(self) -> dict[str, int]:

@@ -52,7 +52,7 @@ class LoaderConfig:
     """When a cache's bytes are compared with their checksums. `touch`: a sample at its first read. `open`: all of them
     when the cache is opened. `never`: not at all."""
     seed: int = 0
-    """Seed of the order, of random crops and latents, and of random weights under `train.init`."""
+    """Seed of the order, of random crops, latents and captions, and of random weights under `train.init`."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of floating-point batch fields."""
     form: Literal["padded", "ragged"] = "padded"
@@ -64,6 +64,12 @@ class LoaderConfig:
     latent: Literal["sample", "mean"] = "sample"
     """Latents of an autoencoder. `sample`: drawn of their distribution, by seed, epoch and sample id. `mean`: its mean,
     which evaluations take anyway."""
+    caption: Literal["sample", "first"] = "sample"
+    """Texts of a row that `[source.captions]` gives a model. `sample`: one of them, all as likely, by seed, epoch and
+    sample id, the same for every model. `first`: the first one, which evaluations take anyway."""
+    caption_dropout: float = 0.0
+    """Share of the samples that have the output for the empty text instead, for classifier-free guidance. Needs
+    `source.captions.empty`."""
     pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32"
     """Type of `pixel_values` in packs. `uint8`: patches as stored, in an object that only `to_model_inputs` takes."""
     varlen: bool = False
@@ -82,6 +88,8 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         at_least(self, 1, "prefetch", "max_open_shards")
         at_least(self, 0, "num_threads")
+        if not 0 <= self.caption_dropout <= 1:
+            raise ValueError(f"caption_dropout is {self.caption_dropout}, wanted a share between 0 and 1")
 
 
 WeightSteps = tuple[tuple[float, float], ...]
@@ -452,6 +460,8 @@ class Config:
             raise ValueError(f"loader.tokens are of padded batches, and {found}; leave one of both out")
         if self.loader.device_features is not None:
             raise ValueError(f"loader.device_features makes padded batches, and {found}; leave one of both out")
+        if self.loader.caption_dropout:
+            raise ValueError(f"loader.caption_dropout is of padded batches, and {found}; leave one of both out")
 
     @property
     def subjects(self) -> tuple[str, ...]:

@@ -95,6 +95,9 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from wrapped(entry("made with", ""), made_with)
     for group, promise in facts["promises"].items():
         yield from wrapped(entry("batches", ""), f"{group}: {printable(promise)}")
+    for group, texts in facts["captions"].items():
+        said = "{min} to {max} texts a row, mean {mean}, {blank} blank ones passed over".format(**texts)
+        yield entry("captions", f"{group}: {said}")
     for part in facts["made_of"]:
         taken = f"{part['taken']:,} of {part['num_samples']:,} samples"
         yield entry("made of", f"{part['key'][:16]} {part['name']}: {taken}")

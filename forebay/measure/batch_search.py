@@ -19,8 +19,10 @@ from forebay.errors import ConfigError, PlanError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.make import make_plan, samples_of
 from forebay.steps.batch import fresh
+from forebay.steps.step import Stored
 from forebay.store.layout import Array
 from forebay.store.source import Sample, SampleSource, SourceUnion
+from forebay.train.augment.caption_draws import CaptionDraws
 from forebay.train.augment.draws import Variants
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.device_features import DeviceFeatures
@@ -88,6 +90,8 @@ class BucketCase:
         sample: Sample = source.read(self.index)
         if (variants := Variants.of(source.constants, list(source.fields))) is not None:
             sample = variants.longest(sample)
+        if (captions := CaptionDraws.of(Stored.of(source))) is not None:
+            sample = captions.longest(sample)
         missing = self.tokens - len(sample["input_ids"]) if "input_ids" in sample else 0
         if missing <= 0:
             return sample

@@ -25,7 +25,7 @@ import torch
 from forebay.config.plan import CLASSIC_EDGES_S, BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.errors import PlanError
 from forebay.measure.doctor_bench import SAMPLE, Bench, dropped
-from forebay.measure.loader_arms import collated, makers, touch
+from forebay.measure.loader_arms import collated, makers
 from forebay.measure.machine import StageClock, timed, within
 from forebay.measure.predict import (
     Codecs,
@@ -43,6 +43,7 @@ from forebay.plan.interface import Plan
 from forebay.plan.make import Samples, make_plan, plan_statistics, samples_of
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.preprocess.assemble import assemble, read_rows
+from forebay.preprocess.codec_trial import CODECS, Measured, measured
 from forebay.preprocess.group import Cut, ItemGroup
 from forebay.preprocess.groups import Listing
 from forebay.preprocess.shard_task import ShardTask, make_shard
@@ -51,7 +52,6 @@ from forebay.rows.manifest import WHOLE_FILE
 from forebay.rows.segments import Bounds, segment_columns, segment_of
 from forebay.spans import DECODE, FEATURES, PATCHES, RAW_READ, RESAMPLE, RESIZE, TOKENS
 from forebay.store.cache import Cache
-from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import TEXT, Array, Group
 from forebay.store.remote.raw.raw_sources import is_here
@@ -120,9 +120,6 @@ def _places(bench: Bench, group: ItemGroup) -> list[tuple[int, int, int, Bounds 
     return [(row["file"], row["offset"], row["size"], segment_of(row)) for row in here]
 
 
-_CODECS: tuple[Codec, ...] = ("raw", "zstd", "webp", "source")
-
-
 def codecs(bench: Bench, seconds: float) -> Codecs:
     """Returns milliseconds to read a pack and bytes of a sample by codec: of some items, each stored and read."""
     plan = bench.config.plan
@@ -132,37 +129,25 @@ def codecs(bench: Bench, seconds: float) -> Codecs:
     items = bench.groups.items_of(bench.picked)[group.name]
     if not len(items.table):
         raise Skip("no sample has an image")
-    read_s: dict[str, list[float]] = {codec: [] for codec in _CODECS}
-    sizes: dict[str, list[int]] = {codec: [] for codec in _CODECS}
-    stored = [group.under(codec) for codec in _CODECS]
     rows = group.task_rows(items.table, bench.picked.files)
+    found: Measured = {codec: [] for codec in CODECS}
     with bench.reader(group) as read:
         for place in within(seconds, bench.random.permutation(len(rows))[:24].tolist()):
-            for each in stored:
-                values = next(iter(each.samples(rows.slice(place, 1), read)))
-                if "failure" in values:
-                    break
-                size, taken_s = timed(partial(_read, each, values))
-                sizes[str(each.codec)].append(size)
-                read_s[str(each.codec)].append(taken_s)
-    if not sizes["raw"]:
+            row = rows.slice(place, 1)
+            for codec, own in measured(group, lambda each: each.samples(row, read)).items():  # noqa: B023  called here
+                found[codec] += own
+    if not found["raw"]:
         raise Skip("no image could be read")
     offsets, _ = items.of_rows(0, len(bench.picked.rows))
     items_a_sample = float(np.diff(offsets).mean())
     samples_a_pack = max(plan.seq_len / max(float(np.asarray(bench.cached.lengths["num_tokens"]).mean()), 1.0), 1.0)
     factor = items_a_sample * samples_a_pack
     return Codecs(
-        read_ms={codec: 1e3 * statistics.fmean(each) * factor for codec, each in read_s.items()},
-        bytes_a_sample={codec: statistics.fmean(each) * items_a_sample for codec, each in sizes.items()},
+        read_ms={codec: 1e3 * statistics.fmean(s for _, s in each) * factor for codec, each in found.items()},
+        bytes_a_sample={codec: statistics.fmean(n for n, _ in each) * items_a_sample for codec, each in found.items()},
         own=str(group.codec),
         samples_a_pack=samples_a_pack,
     )
-
-
-def _read(group: ItemGroup, values: dict[str, Any]) -> int:
-    """Returns the bytes of an item's fields, whose values are made of them."""
-    touch(group.joined({}, [values]))  # `raw` is a mapping whose bytes are copied when they are used
-    return sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
 
 
 _FIRST = 512

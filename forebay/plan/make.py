@@ -29,6 +29,7 @@ from forebay.steps.step import TextStep
 from forebay.steps.table import text_step_of
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, SIDES, Array
+from forebay.store.learnt_tokens import learnt_tokens
 from forebay.store.memo import note
 from forebay.store.selection import Selection
 from forebay.store.source import RATE, SECONDS, SampleSource, has_untimed_items, length_of, parts_of, without_seconds
@@ -65,10 +66,10 @@ class Samples:
 
     durations: integers [num_samples], in audio samples at sample_rate_hz; None: of images. The others are called only
     where they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches,
-    clip_frames (as they are stored) and images, shards (the number of the shard that holds the sample); shard_run: see
-    there. None: not known. texts: bool
-    [num_samples], those without seconds, whose length is their tokens; None: there are none. are_untimed: all have
-    items and none has seconds; without edges in tokens they stand in one bucket. text: the step of their texts.
+    clip_frames (as they are stored) and images, learnt (tokens, which packs are balanced by), shards (the number of the
+    shard that holds the sample); shard_run: see there. None: not known. texts: bool [num_samples], those without
+    seconds, whose length is their tokens; None: there are none. are_untimed: all have items and none has seconds;
+    without edges in tokens they stand in one bucket. text: the step of their texts.
     sides: integers [num_samples, 2 a group], height and width of the latents of each; None: there are none.
     merge_size: its square is the patches of an image token; 0: no token stands for patches.
     """
@@ -80,6 +81,7 @@ class Samples:
     patches: Callable[[], Array] | None = None
     clip_frames: Callable[[], Array] | None = None
     images: Callable[[], Array] | None = None
+    learnt: Callable[[], Array] | None = None
     shards: Callable[[], Array] | None = None
     shard_run: Callable[[], int] | None = None
     texts: Array | None = None
@@ -188,7 +190,12 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
         settings = _untimed(samples, settings)
     if isinstance(settings, PackConfig):
         units = {"patches": _asked(samples.patches), "frames": _asked(samples.clip_frames)}
-        return pack_plan(_row_tokens(samples), **units, merge_size=samples.merge_size, settings=settings)
+        of_rows = _row_tokens(samples)
+        packs = pack_plan(of_rows, **units, merge_size=samples.merge_size, settings=settings)
+        if not settings.is_balanced:
+            return packs
+        seen = {"patches": units["patches"], "images": _asked(samples.images)}
+        return packs.balanced(tokens=of_rows, **seen, learnt=_learnt(samples))
     rate = samples.sample_rate_hz
     if isinstance(settings, WindowConfig):
         return window_plan(_window_lengths(samples, settings), sample_rate_hz=rate, settings=settings)
@@ -250,8 +257,8 @@ def _untimed(samples: Samples, settings: PlanConfig) -> PlanConfig:
         if samples.text is None or samples.text.can_pack:
             return settings
         raise PlanError(
-            'plan.kind is "pack", and images of a processor stand in batches; set plan.kind = "bucket" with '
-            'batch_size, or vision.images = "patches"',
+            'plan.kind is "pack", and images of a processor, and what a model gives beside texts, stand in batches; '
+            'set plan.kind = "bucket" with batch_size, or of images vision.images = "patches"',
             code="FB504",
         )
     if settings.batch_seconds is not None:
@@ -308,6 +315,7 @@ def samples_of(source: SampleSource) -> Samples:
         patches=column("num_patches"),
         clip_frames=column("num_frames"),
         images=column("num_images") if "num_images" in lengths else None,
+        learnt=None if slots is None else lambda: np.concatenate([learnt_tokens(part) for part in parts_of(source)]),
         shards=None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32),
         shard_run=None if slots is None else lambda: shard_run(source),
         texts=texts,
@@ -330,6 +338,16 @@ def _longest(source: SampleSource) -> Array:
 
 def _asked(lengths: Callable[[], Array] | None) -> Array | None:
     return None if lengths is None else np.asarray(lengths())
+
+
+def _learnt(samples: Samples) -> Array:
+    if samples.learnt is None:
+        raise PlanError(
+            'plan.balance = "cost" needs the tokens that each sample learns, which a cache knows; run: forebay '
+            "preprocess CONFIG",
+            code="FB504",
+        )
+    return np.asarray(samples.learnt())
 
 
 def _tokens(samples: Samples) -> Array:

@@ -28,8 +28,10 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
     packer = {"packer_version": PACKER_VERSION} if isinstance(settings, PackConfig) else {}
     if described.get("max_frames", 0) is None:  # as plans of images have always been named
         del described["max_frames"]
-    if described.get("shapes") == "natural":
-        del described["shapes"]
+    if isinstance(settings, PackConfig):
+        others = dict.fromkeys(("balance", "costs", "lockstep"), settings.is_balanced)
+        others["shapes"] = settings.has_shapes
+        described = {name: value for name, value in described.items() if others.get(name, True)}
     if not isinstance(settings, PackConfig) and settings.batch_seconds is not None:
         described["batch_seconds"] = float(settings.batch_seconds)
     if isinstance(settings, BucketConfig):

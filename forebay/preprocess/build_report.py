@@ -90,13 +90,40 @@ class ModelCost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CodecCost:
+    """The cost of images under a codec, by some of them; fields are those of the JSON of a dry run.
+
+    ms_an_image, ms_a_pack: to read what is stored, on one thread, out of memory; a pack is one full of images.
+    total_bytes: of all images, each once. is_own: whether the config has this codec.
+    """
+
+    group: Group
+    codec: str
+    images_tried: int
+    bytes_an_image: float
+    ms_an_image: float
+    ms_a_pack: float | None
+    total_bytes: int
+    is_own: bool
+
+    def line(self) -> str:
+        """Returns what a dry run prints."""
+        a_pack = "" if self.ms_a_pack is None else f", {self.ms_a_pack:.3g} ms a pack of images"
+        own = " (this config)" if self.is_own else ""
+        return (
+            f"{self.group}, codec {self.codec}{own}: {human_bytes(self.bytes_an_image)} an image, "
+            f"{human_bytes(self.total_bytes)} for all; {self.ms_an_image:.3g} ms to read one{a_pack}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildReport(CommandReport):
     """The report of a build; its fields are those of `forebay preprocess --json`.
 
     excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
     cache: the folder of the cache, or its URL. pushed: how it got there, as `forebay cache push --json` says it; None:
     this build did not push it.
-    models: of a dry run, what each model will cost.
+    models, codecs: of a dry run, what each model will cost, and images under each codec.
     plan: one line on the plan of a sealed cache; plan_folder: where the plan is kept, None where it is not.
     """
 
@@ -115,6 +142,7 @@ class BuildReport(CommandReport):
     already_sealed: bool = False
     estimated_bytes: int | None = None
     models: tuple[ModelCost, ...] = ()
+    codecs: tuple[CodecCost, ...] = ()
     pushed: TransferReport | None = None
     plan: str | None = None
     plan_folder: str | None = None
@@ -142,6 +170,9 @@ class BuildReport(CommandReport):
             )
             for cost in self.models:
                 yield from cost.lines()
+            if self.codecs:
+                yield f"{self.codecs[0].images_tried} images stored and read under each codec:"
+                yield from (f"  {cost.line()}" for cost in self.codecs)
             return
         if not self.sealed:
             made = f"{self.shards_written} shards made, {self.shards_kept} were there"

@@ -17,6 +17,7 @@ from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.assemble import assemble, messages_of, read_rows
 from forebay.preprocess.build_report import COUNTS, BuildReport, Options
+from forebay.preprocess.codec_trial import codec_costs
 from forebay.preprocess.group import EXCLUDING, Cut
 from forebay.preprocess.model_trial import ModelTrials
 from forebay.preprocess.pool import Pool, Runner
@@ -24,7 +25,7 @@ from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.probe_sample import require_promise, require_same_machine
 from forebay.preprocess.runner.parts import PartLog, sole_driver
-from forebay.preprocess.runner.ray import OnNode, stores_of
+from forebay.preprocess.runner.ray import GPU, OnNode, stores_of
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
 from forebay.preprocess.stage_workspace import shard_place
 from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
@@ -128,9 +129,9 @@ class Run:
         costs = trials.costs()
         size = self.groups.estimate_bytes(self.listing, {cost.model: cost.bytes_a_sample for cost in costs})
         target = self._target(standing)
-        report = self._report(
-            target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size, models=costs
-        )
+        codecs = codec_costs(self.config, self.listing, self._made_by) if self.runner is self.pool else ()
+        tried = {"estimated_bytes": size, "models": costs, "codecs": codecs}
+        report = self._report(target, num_samples=len(self.listing.rows), sealed=False, **tried)
         return self._to_be(report, target)
 
     def _mine(self) -> list[Cut]:
@@ -148,7 +149,8 @@ class Run:
         wanted = {cut.key for cut in self.cuts}
         if self.options.rebuild:
             return {}
-        return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=self.listing.recipe.key)
+        recipe_key, here = self.listing.recipe.key, self.constants.groups
+        return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=recipe_key, here=here)
 
     def _part_log(self) -> PartLog:
         return PartLog(
@@ -242,7 +244,7 @@ class Run:
             host=self.host,
             probe=dict(self.probe),
             constants=self.constants,
-            device="cuda:0" if self.config.run.num_gpus else None,
+            device=GPU if self.config.run.num_gpus else None,
             driver=socket.gethostname(),
             token=self.token,
             stores=() if self.workspace.stage is not None else stores_of(self.listing.files),

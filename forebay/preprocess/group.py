@@ -91,6 +91,7 @@ class Items:
     stretches of a recording in time behind the first of them.
     group: int [items], the source file that each is cut by. different: items of the listing, each once. offsets: int64
     [rows + 1], None where each row is its own item; those of row i are places[offsets[i] : offsets[i + 1]].
+    are_choices: a batch has one of a row's items.
     """
 
     table: pa.Table
@@ -98,6 +99,7 @@ class Items:
     different: int = 0
     offsets: Ints | None = None
     places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    are_choices: bool = False
 
     @classmethod
     def own(cls, rows: pa.Table) -> Items:
@@ -133,9 +135,11 @@ class Items:
         return offsets - offsets[0], self.places[offsets[0] : offsets[-1]]
 
     def sums(self, numbers: Array) -> Array:
-        """Returns the sum of the numbers of each row's items. numbers: integers [items]."""
+        """Returns the sum of the numbers of each row's items, of choices the largest one. numbers: integers [items]."""
         if self.offsets is None:
             return numbers
+        if self.are_choices and len(self.places):  # a row has one at least
+            return np.asarray(np.maximum.reduceat(numbers[self.places], self.offsets[:-1]))
         sums = np.concatenate(([0], np.cumsum(numbers[self.places])))
         return np.asarray(sums[self.offsets[1:]] - sums[self.offsets[:-1]])
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import numpy as np
 import pyarrow as pa
 
+from forebay.config.data import CaptionsConfig
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.tree import AudioConfig, Config, VisionConfig
 from forebay.errors import ConfigError
@@ -29,6 +30,7 @@ from forebay.preprocess.image_form import ArrayForm, DecodedForm
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.pair_inputs import PairInputs
 from forebay.preprocess.probe_sample import in_words, promise_of, sample_of
+from forebay.preprocess.row_captions import caption_counts
 from forebay.preprocess.text_inputs import TextInputs
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
@@ -44,7 +46,7 @@ from forebay.steps.step import MODEL, Batch, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields, shape_name
 from forebay.store.key import digest
-from forebay.store.layout import SIDES, Array, Constants, FieldSpec, Group
+from forebay.store.layout import CHOICES, SIDES, Array, Constants, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
@@ -129,13 +131,31 @@ class ModelItems:
         return self.base.items(manifest)
 
     def checked(self, manifest: Manifest) -> Manifest:
+        if isinstance(self.base, TextInputs):
+            return self.base.checked(manifest)
         return manifest if self.cropped is None else self.cropped.of_manifest(manifest)
+
+    @property
+    def captions(self) -> CaptionsConfig | None:
+        """The settings by which a row has several texts, of which a batch has one; None of other models."""
+        if isinstance(self.base, ModelItems):
+            return self.base.captions
+        return self.base.choices if isinstance(self.base, TextInputs) else None
 
     def under(self, codec: Codec) -> Self:  # noqa: ARG002  there is one way
         return self
 
     def measured(self, constants: Mapping[str, Any]) -> Self:
-        return replace(self, known=json.dumps({name: constants.get(name) for name in ("form", "columns")}))
+        known = json.dumps({name: constants.get(name) for name in ("form", "columns")})
+        base = self.base.measured(constants["taken"]) if isinstance(self.base, ModelItems) else self.base
+        return replace(self, known=known, base=base)
+
+    def _described(self) -> dict[str, Any]:
+        """Returns what `measured` reads of constants."""
+        form, columns = self._declared
+        found = {"form": form.to_json(), "columns": {spec.name: spec.dtype for spec in columns}}
+        taken = {"taken": self.base._described()} if isinstance(self.base, ModelItems) else {}
+        return {name: value for name, value in (found | taken).items() if value}
 
     def fields(self) -> tuple[FieldSpec, ...]:
         hashes = () if self.lists is None else (FieldSpec(name=self._hash, dtype="str", role="table"),)
@@ -158,6 +178,8 @@ class ModelItems:
 
     def prepared_by(self) -> list[dict[str, Any]]:
         """Returns the identities of the steps that prepare its items: where a clip is cut, how it is decoded."""
+        if isinstance(self.base, ModelItems):
+            return [self.base.step.identity(), *self.base.prepared_by()]
         steps = getattr(self.base, "steps", None)
         return [] if steps is None else [step.identity() for step in steps.steps]
 
@@ -191,9 +213,18 @@ class ModelItems:
         An item of which the model has no step fails.
         """
         if self.step.is_code:
-            return map(cast("OwnModel", model).prepared, items)
+            taken = map(self.base._taken, items) if isinstance(self.base, ModelItems) else items
+            return map(cast("OwnModel", model).prepared, taken)
         least = self.step.least_rows()
         return items if least == 1 else (self._long_enough(values, least) for values in items)
+
+    def _taken(self, values: Values) -> Values:
+        """Returns what a later model is given of an item: the arrays of its fields, as they are stored."""
+        if "failure" in values:
+            return values
+        form, columns = self._declared
+        arrays = {each.name: each.array(values) for each in form.stored}
+        return {"taken": arrays | {spec.name: values[spec.name] for spec in columns}}
 
     def _long_enough(self, values: Values, least: int) -> Values:
         count = least if "failure" in values else len(values[prepared_form(cast(Hashable, self.base)).main.on_disk])
@@ -284,15 +315,14 @@ class ModelItems:
 
     def constants(self) -> dict[str, Any]:
         """Returns the form, and what a probe finds: how far an output for an item alone is from that in a batch."""
-        (form, columns), found = _probed(self)
         return {
             "features": MODEL,
             "takes": self.step.takes,
             "is_listed": self.lists is not None,
-            "form": form.to_json(),
-            **({"columns": {spec.name: spec.dtype for spec in columns}} if columns else {}),
+            **self._described(),
+            **({} if self.captions is None else {CHOICES: {"has_empty": self.captions.empty}}),
             **self.step.facts(),
-            **found,
+            **_probed(self)[1],
         }
 
     def probe(self) -> str:
@@ -315,6 +345,8 @@ class ModelItems:
         return ()
 
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
+        if self.captions is not None:
+            return {f"{self.name}_captions": caption_counts(rows, items, keep, self.captions)}
         return {} if self.cropped is None else {f"{self.name}_targets": self.cropped.summary(items.table)}
 
     def probed(self) -> Iterator[Values]:
@@ -361,9 +393,14 @@ def model_items_of(config: Config, group: Any) -> ModelItems:
 
 
 def _base_of(config: Config, step: ModelStep) -> Prepares:
+    earlier = next((ModelStep.of(model, config) for model in config.model if model.name == step.takes), None)
+    if earlier is not None:
+        return ModelItems(earlier.label, earlier, _base_of(config, earlier))
     if step.is_code:
         return _decoded(config, step)
-    texts = TextInputs(step.folder, tokenizer_digest(Path(step.folder))) if "text" in step.takes else None
+    texts, is_first = None, step.takes != "text" or step.gives_scores
+    if "text" in step.takes:
+        texts = TextInputs(step.folder, tokenizer_digest(Path(step.folder)), config.source.captions, is_first)
     if texts is not None and step.takes == "text":
         return texts
     if step.takes == "audio":
@@ -387,7 +424,7 @@ def _decoded(config: Config, step: ModelStep) -> Prepares:
     """Returns what decodes items for a class of the user."""
     pixels = Processed(processor="")
     images = ImageItems(ImageGroup(step=pixels, folder=""), DecodedForm(pixels, "raw"), config.source.columns.image)
-    texts = TextInputs("", "")
+    texts = TextInputs("", "", config.source.captions, is_first=step.takes != "text")
     others: dict[str, Prepares] = {"text": texts, "image": images}
     if step.takes != "audio":
         return others.get(step.takes) or PairInputs(images, texts)

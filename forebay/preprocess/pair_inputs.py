@@ -43,7 +43,9 @@ class PairInputs:
         images = self.images.items(manifest)
         offsets, places = images.of_rows(0, len(manifest.rows))
         owners = pa.array(np.repeat(np.arange(len(manifest.rows)), np.diff(offsets)))
-        table = images.table.take(pa.array(places)).append_column("text", manifest.rows["text"].take(owners))
+        table = images.table.take(pa.array(places)).append_column(
+            "text", self.texts.of_rows(manifest.rows)[1].take(owners)
+        )
         group = manifest.rows["group"].take(owners).to_numpy()
         return Items(table, group, len(table), offsets, np.arange(len(table)))
 

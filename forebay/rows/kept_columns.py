@@ -1,11 +1,13 @@
 """Columns of a source that stay in the row table (`source.keep_columns`): their values, and the type that holds them.
 
 A column is int64, float64 or text, whatever files and rows it comes from: the narrowest of these that holds every value
-as it is. Until all rows are known, each part of a column has a type of its own, see `PART_TYPES`.
+as it is. A list of texts is its JSON. Until all rows are known, each part of a column has a type of its own, see
+`PART_TYPES`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,6 +30,7 @@ PART_TYPES = (UNTYPED, TEXT, INTEGER, NUMBER, NOTHING)
 """What a part of a column may be: `UNTYPED` is the text of a CSV, of which nobody has said what it stands for."""
 STORED_TYPES = (TEXT, INTEGER, NUMBER)
 _DTYPES = {TEXT: "str", INTEGER: "int64", NUMBER: "float64"}
+_KEEPABLE = "texts, lists of texts, numbers and truth values"
 _EXACT = (1 << 53) - 1
 """Integers up to here are floats too, and no float stands for two of them."""
 _DECIMALS = 15
@@ -83,14 +86,16 @@ def part_of(column: pa.ChunkedArray, name: str, *, where: str) -> pa.ChunkedArra
         return pc.cast(column, INTEGER)
     if pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.precision <= _DECIMALS):
         return pc.cast(column, NUMBER, safe=False)
-    if pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_temporal(kind):
+    if _is_text(kind) or pa.types.is_temporal(kind):
         return pc.cast(column, TEXT)
     if kind == pa.uint64() or pa.types.is_decimal(kind):
         texts = pc.cast(column, TEXT)
         return pc.cast(texts, INTEGER) if _kind(pc.cast(texts, UNTYPED)) == INTEGER else texts
+    if _is_text(getattr(kind, "value_type", NOTHING)):
+        return pa.chunked_array([[value if value is None else _written(value) for value in column.to_pylist()]], TEXT)
     raise ConfigError(
-        f"{where}: column {name} of source.keep_columns is {kind}, and texts, numbers and truth values can be kept; "
-        "leave the column out, or write another one",
+        f"{where}: column {name} of source.keep_columns is {kind}, and {_KEEPABLE} can be kept; leave the column out, "
+        "or write another one",
         code="FB203",
     )
 
@@ -114,7 +119,7 @@ def values_in(fields: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...
     values = tuple(fields.get(name) for name in names)
     for name, value in zip(names, values, strict=True):
         if not _is_keepable(value):
-            raise JsonError(f"field {name} is {value!r:.60}, and texts, numbers and truth values can be kept")
+            raise JsonError(f"field {name} is {value!r:.60}, and {_KEEPABLE} can be kept")
     return values
 
 
@@ -124,8 +129,15 @@ def parts_of_rows(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[s
     return {name: part_of_values(values) for name, values in zip(names, columns, strict=True)}
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
 def _is_keepable(value: Any) -> bool:
-    """Says whether a JSON value can be kept: a text that UTF-8 can hold, a number, a truth value or null."""
+    """Says whether a JSON value can be kept: a text that UTF-8 can hold, a list of such, a number, a truth value or
+    null."""
+    if isinstance(value, list):
+        return all(each is None or (isinstance(each, str) and _is_keepable(each)) for each in value)
     if isinstance(value, str):
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
     return value is None or isinstance(value, (bytes, bool, float)) or (isinstance(value, int) and abs(value) < 10**30)
@@ -221,7 +233,9 @@ def _texts_of_numbers(part: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(is_whole, whole, pc.cast(part, TEXT))
 
 
-def _written(value: float) -> str:
+def _written(value: float | list[str | None]) -> str:
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, int):
         return str(value)
     return str(_texts_of_numbers(pa.chunked_array([[value]], NUMBER))[0].as_py())

@@ -306,6 +306,8 @@ class BatchForm:
     """What a batch is made of: the names of these, and of what says their padding."""
     is_listed: bool = field(default=False, repr=False, compare=False)
     """Whether a sample has any number of items as they lie on disk: of a field a tuple."""
+    most: int | None = field(default=None, repr=False, compare=False)
+    """Items of such a sample that stand in a batch, the first ones; None: all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stored", tuple(each for each in self.fields if each.is_stored))
@@ -403,7 +405,10 @@ class BatchForm:
     def _columns_of_lists(self, samples: Sequence[Sample]) -> dict[str, list[Sequence[Array]]]:
         names = {spec.name for spec in self.specs()}
         items = [
-            [dict(zip(names, each, strict=True)) for each in zip(*(sample[name] for name in names), strict=True)]
+            [
+                dict(zip(names, each, strict=True))
+                for each in zip(*(sample[name][: self.most] for name in names), strict=True)
+            ]
             for sample in samples
         ]
         alone = replace(self, is_listed=False)

@@ -81,6 +81,8 @@ class GroupRecipe(ABC):
 LISTING_VERSION = 3
 """Bumped when the same sources and filters give other rows."""
 
+CAPTIONS_VERSION = 1
+"""Bumped when the same `[source.captions]` gives rows other texts."""
 _FIELDS = (
     *("min_duration_s", "max_duration_s", "overlong", "duration_tolerance", "languages", "max_samples", "exclude"),
     *("max_sample_bytes", "max_pixels", "rows"),
@@ -95,6 +97,7 @@ def source_document(config: Config) -> dict[str, Any]:
         **{name: settings[name] for name in ("kind", "split", *_FIELDS)},
         **_columns_document(config),
         **({"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}),
+        **({} if source.captions is None else {"captions": {**asdict(source.captions), "version": CAPTIONS_VERSION}}),
         **({} if source.window_s is None else {"window_s": float(source.window_s)}),
         **({"languages_from_folders": True} if source.languages_from_folders else {}),
         **_meaning_document(config),
@@ -196,7 +199,7 @@ def _table_problems(config: Config, called: str) -> list[str]:
     if source.keep_columns and source.kind not in keeps:
         wanted = " or ".join(f'"{name}"' for name in keeps)
         found.append(
-            f'source.keep_columns are not read from source.kind = "{source.kind}", '
+            f'source.keep_columns and source.captions.column are not read from source.kind = "{source.kind}", '
             f"{f'wanted {wanted}' if keeps else f'for {called} no kind keeps columns yet'}; leave them out"
         )
     return found
@@ -226,8 +229,8 @@ def _recordings_problems(config: Config) -> list[str]:
     source, found = config.source, []
     if source.keep_columns and source.texts is None:
         found.append(
-            "source.keep_columns are columns of source.texts, and there is none; name the table, or leave keep_columns "
-            "out"
+            "source.captions.column and source.keep_columns are columns of source.texts, and there is none; name the "
+            "table, or leave them out"
         )
     unread = ("features", "labels", "start", "end", "channel")
     given = [name for name in unread if getattr(source.columns, name) is not None]

@@ -105,7 +105,9 @@ def text_step(name: str, items: Mapping[Group, str]) -> type[TextStep] | None:
 
 def text_step_of(constants: Constants) -> type[TextStep] | None:
     """Returns the step that made the texts of a source with these constants; None where none is known."""
-    items = {group: str(values.get("features")) for group, values in constants.groups.items() if group != TEXT}
+    # Outputs for texts are no items that texts stand beside.
+    others = {group: values for group, values in constants.groups.items() if group != TEXT}
+    items = {group: str(values.get("features")) for group, values in others.items() if values.get("takes") != TEXT}
     return text_step(str(constants.of(TEXT).get("prompt")), items)
 
 

@@ -22,7 +22,18 @@ from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, Ca
 from forebay.store.by_hand import ByHand
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.image.stored_items import stored_items
-from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Constants, FieldSpec, Group, Ints, ListedItems
+from forebay.store.layout import (
+    CHOICES,
+    ROW_BITS,
+    ROW_MASK,
+    TEXT,
+    Array,
+    Constants,
+    FieldSpec,
+    Group,
+    Ints,
+    ListedItems,
+)
 from forebay.store.metadata import check_file, checked_fields, groups_of, items_files, load_array, read_metadata
 from forebay.store.open_shards import SLOTS, CheckedArray, OpenShards, ShardFiles, no_such_row, open_slots
 from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
@@ -285,6 +296,10 @@ class Cache(ByHand):
             raise self._no_item(group, 0, "the lists of items do not follow each other")
         return ListedItems(offsets, slots)
 
+    def _counted(self, group: Group) -> ListedItems:
+        """Returns those that numbers of the row table are of."""
+        return self.items(group).first() if CHOICES in self.constants.of(group) else self.items(group)
+
     @property
     def listed(self) -> tuple[Group, ...]:
         """The groups whose items samples list."""
@@ -431,7 +446,7 @@ class Cache(ByHand):
     def _row_columns(self) -> dict[str, Callable[[], Any]]:
         constants = self.constants if "num_audio_samples" in self.lengths else None
         of_items = (field for field in self.fields.values() if field.group in self._listed and field.role == "table")
-        listed = {field: partial(self.items, field.group) for field in of_items if field.dtype != "str"}
+        listed = {field: partial(self._counted, field.group) for field in of_items if field.dtype != "str"}
         return self._all_samples.row_columns(dict(self.lengths), constants=constants, listed=listed)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:

@@ -21,6 +21,8 @@ Group = str
 """The name of a group of fields: one chain of steps makes them of one kind of item, in shards of its own."""
 TEXT: Group = "text"
 """The group in which a row is a sample. In every other group it has items: one, itself, or those that it lists."""
+CHOICES = "captions"
+"""The constant of a group whose items a sample lists to choose from: a batch has one, the first if none is drawn."""
 _GROUP_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 NULL_TEXT = b"\xff"
 """How a nullable text field holds a null: no UTF-8 text has this byte."""
@@ -99,6 +101,10 @@ class ListedItems:
         """Returns the items of these samples, in their order."""
         counts = np.asarray(self.offsets[samples + 1]) - np.asarray(self.offsets[samples])
         return ListedItems(np.concatenate(([0], np.cumsum(counts))), self.slots[self.places(samples)])
+
+    def first(self) -> ListedItems:
+        """Returns the first item of each sample, all of which list one."""
+        return ListedItems(np.arange(len(self.offsets)), self.slots[self.offsets[:-1]])
 
 
 class Constants(Mapping[str, Any]):

@@ -8,6 +8,8 @@ from forebay.face import face
 
 if TYPE_CHECKING:
     from forebay.train.collate.collator import Collator as Collator
+    from forebay.train.collate.context_cut import context_places as context_places
+    from forebay.train.collate.context_cut import cut_for_context as cut_for_context
     from forebay.train.collate.packed import PackCollator as PackCollator
     from forebay.train.collate.patches import PatchBatch as PatchBatch
     from forebay.train.collate.patches import to_model_inputs as to_model_inputs
@@ -26,6 +28,7 @@ __getattr__, __dir__, __all__ = face(
     __name__,
     {
         "collate.collator": "Collator",
+        "collate.context_cut": "context_places cut_for_context",
         "collate.packed": "PackCollator",
         "collate.patches": "PatchBatch to_model_inputs weight_of",
         "dataset": "CachedVLDataset PlanSampler SampleDataset build_vl_dataloader",

@@ -29,7 +29,7 @@ from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, sa
 from forebay.store.selection import filtered
 from forebay.store.shared_disk import wait_alone
 from forebay.store.source import SampleSource, SourceUnion, has_untimed_items, parts_of, source_kind
-from forebay.train.augment.augmentation import Augmentation, latents_of
+from forebay.train.augment.augmentation import Augmentation, draws_of
 from forebay.train.collate.collator import BatchMaker
 from forebay.train.collate.packed import PackCollator, PackShapes, pack_forms
 from forebay.train.collate.patches import DeviceExpansion, has_patches, pixel_dtype
@@ -113,7 +113,7 @@ def _augment(config: Config, source: SampleSource) -> Callable[[SampleSource], A
     """Returns what makes the changes of a source, which texts alone have none of; None for a config without any."""
     if not config.augment:
         is_packed = isinstance(config.plan, PackConfig)
-        draws = not is_packed and any(latents_of(config, Stored.of(part)) for part in parts_of(source))
+        draws = not is_packed and any(draws_of(config, Stored.of(part)) for part in parts_of(source))
         return (lambda part: Augmentation.of(config, part)) if draws else None
     if not any(part.constants.has_items for part in parts_of(source)):
         raise ConfigError(f"{config.path}: augment changes clips and images, and the samples are texts alone")

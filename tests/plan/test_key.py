@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.config import BucketConfig, PackConfig, PlanConfig, WindowConfig
+from forebay.config.plan import PackCosts
 from forebay.errors import ConfigError
 from forebay.plan.names import plan_document, plan_key
 
@@ -37,7 +38,10 @@ OF_PACKS: dict[str, Any] = {
     "pack_seed": 1,
     "overlong": "error",
     "shapes": "fixed",
+    "balance": "cost",
 }
+OF_BALANCE: dict[str, Any] = {"costs": PackCosts(token=1.0), "lockstep": 4}
+"""Settings of packs that count only beside `balance`."""
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -50,7 +54,7 @@ def test_every_change_is_another_key() -> None:
     keys |= {plan_key("a" * 64, settings) for settings in (WindowConfig(batch_size=4), PACKS)}
     assert len(keys) == len(CHANGES) + 2
     names = {field.name for settings in (BucketConfig, WindowConfig, PackConfig) for field in fields(settings)}
-    assert names == set(CHANGES) | {"kind", "window", "calibration", "max_frames"} | set(OF_PACKS)
+    assert names == set(CHANGES) | {"kind", "window", "calibration", "max_frames"} | {*OF_PACKS, *OF_BALANCE}
 
 
 def test_the_document_holds_what_the_plan_depends_on() -> None:
@@ -70,9 +74,12 @@ def test_every_setting_of_packs_is_in_their_key_and_in_no_other() -> None:
     documents = [
         plan_document("a", replace(PACKS, **change)) for change in ({}, *({n: v} for n, v in OF_PACKS.items()))
     ]
-    named = {"kind", "tail", *OF_PACKS}
-    assert all(set(document["settings"]) | {"shapes"} == named for document in documents)
-    assert [document["settings"].get("shapes") for document in documents] == [*[None] * len(OF_PACKS), "fixed"]
+    always = {"kind", "tail", *OF_PACKS} - {"shapes", "balance"}
+    named = [*[always] * (len(OF_PACKS) - 1), always | {"shapes"}, always | {"balance", *OF_BALANCE}]
+    assert [set(document["settings"]) for document in documents] == named
+    balanced = replace(PACKS, balance="cost")
+    others = {plan_key("a", replace(balanced, **{name: value})) for name, value in OF_BALANCE.items()}
+    assert len(others | {plan_key("a", balanced), plan_key("a", PACKS)}) == 4
     keys = {plan_key("a", replace(PACKS, **{name: value})) for name, value in {**OF_PACKS, "tail": "drop"}.items()}
     assert len(keys | {plan_key("a", PACKS)}) == len(OF_PACKS) + 2
     assert not set(plan_document("a", SETTINGS)["settings"]) & set(OF_PACKS)

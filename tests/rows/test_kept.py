@@ -131,12 +131,13 @@ def test_types_of_tables_are_brought_to_three() -> None:
         "exact": (pa.array(["1.10", None]).cast(pa.decimal128(5, 2)), [1.1, None]),
         "day": (pa.array([0, None], pa.date32()), ["1970-01-01", None]),
         "empty": (pa.nulls(2), [None, None]),
+        "listed": (pa.array([["ä", None], None]), ['["ä", null]', None]),
     }
     for name, (column, values) in columns.items():
         found = unified([part_of(pa.chunked_array([column]), name, where="t.parquet")], name)
         assert (name, found.to_pylist()) == (name, values)
     with pytest.raises(
-        ConfigError, match=r"t.parquet: column x of source.keep_columns is list<.*>, and texts, numbers"
+        ConfigError, match=r"t.parquet: column x of source.keep_columns is list<.*>, and texts, lists of texts, n"
     ):
         part_of(pa.chunked_array([pa.array([[1]])]), "x", where="t.parquet")
 
@@ -174,8 +175,10 @@ def test_json_lines_keep_fields(tmp_path: Path) -> None:
     assert manifest.unused == {"snr": 1}
     with pytest.raises(ConfigError, match=r"none of 2 rows has a field sn with a value .*; did you mean snr\?"):
         read("jsonl", path, root=tmp_path, keep_columns=("sn",))
-    path.write_text(json.dumps({"audio": "a.flac", "text": "one", "words": ["one"]}))
-    with pytest.raises(ManifestError, match=r"line 1: field words is \['one'\], and texts, numbers and truth values"):
+    path.write_text(json.dumps({"audio": "a.flac", "text": "one", "words": ["one", None]}))
+    assert kept(read("jsonl", path, root=tmp_path, keep_columns=("words",)), "words") == ['["one", null]']
+    path.write_text(json.dumps({"audio": "a.flac", "text": "one", "words": ["one", 2]}))
+    with pytest.raises(ManifestError, match=r"line 1: field words is \['one', 2\], and texts, lists of texts, numbers"):
         read("jsonl", path, root=tmp_path, keep_columns=("words",))
 
 

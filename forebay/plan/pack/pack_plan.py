@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf, lcm
 from typing import Any, Self
@@ -19,6 +19,7 @@ from forebay.errors import PlanError
 from forebay.plan.bucket_plan import ORDER_VERSION
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions, in_batches, places_of
 from forebay.plan.pack.along_line import stream_packs
+from forebay.plan.pack.balanced_packs import RANKS, StepSpread, in_groups, pack_costs, regrouped
 from forebay.plan.pack.fewest import Packs, fewest, fewest_packs, vector_best_fit
 from forebay.plan.pack.fit import best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups
 from forebay.plan.pack.fixed_shapes import best_shapes, fits_a_shape, fixed_packs
@@ -96,8 +97,24 @@ class PackPlan(KeptPlan):
 
     @property
     def lockstep(self) -> int:
-        """1: packs are all of one shape class, so ranks step through equal shapes in any order."""
-        return 1
+        """Packs of like cost that come together; 1 where any may stand beside each other."""
+        return self.settings.lockstep if self.settings.is_balanced else 1
+
+    def balanced(self, *, tokens: Array, patches: Array | None, images: Array | None, learnt: Array) -> PackPlan:
+        """Returns the same packs in groups of like cost. Arrays are of samples, integers [num_samples]."""
+        none = np.zeros_like(tokens)
+        seen = {"patches": none if patches is None else patches, "images": none if images is None else images}
+        members, offsets = np.asarray(self.members), np.asarray(self.offsets)
+        cost = pack_costs(members, offsets, tokens=tokens, **seen, costs=self.settings.costs)
+        learns = np.add.reduceat(learnt[members].astype(np.float64), offsets[:-1])
+        order = in_groups(cost, learns, lockstep=self.settings.lockstep)
+        before = Permutations([len(cost)], derive_key("forebay balance"))(np.arange(len(cost)))
+        logger.info(
+            "balance over %d ranks, as coefficients of variation: %s; without it %s",
+            *(RANKS, StepSpread.of(cost, learns, order), StepSpread.of(cost, learns, before)),
+        )
+        members, offsets = regrouped(members, offsets, order)
+        return replace(self, members=members, offsets=offsets)
 
     def arrays(self) -> dict[str, Array]:
         return {"members": self.members, "offsets": self.offsets, **self.unplaced}
@@ -374,7 +391,12 @@ class PackOrder(EpochOrder):
         """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer)."""
         check_epoch(epoch)
         self.plan = plan
-        self._line = Permutations([plan.num_batches], derive_key("forebay order", ORDER_VERSION, seed, epoch, "packs"))
+        key = derive_key("forebay order", ORDER_VERSION, seed, epoch, "packs")
+        self._size = plan.lockstep
+        self._groups = plan.num_batches // self._size
+        self._line = Permutations([self._groups, plan.num_batches % self._size], key)
+        turns = derive_key("forebay order", ORDER_VERSION, seed, epoch, "turns")
+        self._turns = Permutations([self._size] * self._groups, turns) if self._size > 1 else None
 
     def __len__(self) -> int:
         return self.plan.num_batches
@@ -391,4 +413,15 @@ class PackOrder(EpochOrder):
 
     def packs(self, positions: Sequence[int] | Array) -> Ints:
         """Returns the numbers, int64 [num_positions], that the packs at some positions have in the plan."""
-        return self._line(checked_positions(positions, len(self)))
+        where = checked_positions(positions, len(self))
+        if self._turns is None:
+            return self._line(where)
+        # Groups in random order, each in an order of its own; packs that fill no group come last.
+        groups, inside = np.divmod(where, self._size)
+        is_last = groups >= self._groups
+        found = np.empty_like(where)
+        own = self._line(groups[~is_last])
+        found[~is_last] = own * self._size + self._turns(inside[~is_last], member=own)
+        rest = self._line(inside[is_last], member=np.ones(int(is_last.sum()), np.int64))
+        found[is_last] = self._groups * self._size + rest
+        return found

@@ -91,3 +91,5 @@ DERIVED: Mapping[str, DerivedOutput] = {
     "similarity": DerivedOutput(of=("image_embeds", "text_embeds"), make=_similarity),
 }
 """The names that no model has for an output. A new one is a line here."""
+SCORES = frozenset(("logit", "probability", "label", "similarity"))
+"""Those of one number a sample."""

@@ -21,7 +21,7 @@ from forebay.steps.audio.declared import form_of
 from forebay.steps.audio.own_step import digests_of, written_facts
 from forebay.steps.form import BatchForm
 from forebay.steps.image.cropped import Cropped
-from forebay.steps.model.derived_outputs import DERIVED, DerivedOutput
+from forebay.steps.model.derived_outputs import DERIVED, SCORES, DerivedOutput
 from forebay.steps.model.frozen_families import FAMILIES, FrozenFamily
 from forebay.steps.step import MODEL, ItemStep, Stored
 from forebay.store.layout import Group
@@ -29,6 +29,7 @@ from forebay.store.memo import Memo, hash_now
 from forebay.task_map import mark
 
 CODE = Asker("model.folder", "FB147")
+CPU = "cpu"
 _DOCUMENTS = ("config.json", "preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "*.safetensors"
 _LANGUAGE = "AutoModelForCausalLM"
@@ -44,7 +45,7 @@ class ModelStep(ItemStep):
     items: ClassVar[str] = "outputs"
     libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers")
 
-    label: str = field(compare=False)
+    label: str  # the name of a field where `keep` names none: two sections of one model are two steps, of one identity
     digest: str
     takes: Group
     call: str | None
@@ -66,7 +67,7 @@ class ModelStep(ItemStep):
         return cls(
             label=model.name,
             digest=_digest_of(model, config),
-            takes="+".join(model.taken),
+            takes="+".join(model.taken) or str(model.takes),
             call=model.call,
             keep=None if kept is None else tuple((name, each.output, each.dtype) for name, each in kept),
             layer=model.layer,
@@ -76,6 +77,10 @@ class ModelStep(ItemStep):
             target=_target_of(model, config),
             folder=model.folder,
         )
+
+    def compared(self) -> dict[str, Any]:
+        """Returns all but the label, which keys hold as the name of the group."""
+        return {name: value for name, value in ItemStep.compared(self).items() if name != "label"}
 
     def document(self) -> dict[str, Any]:
         """Returns what the recipe key says of the step: all but the batch, within whose promise the values stay."""
@@ -147,6 +152,11 @@ class ModelStep(ItemStep):
         if self.keep is None:
             return {self.label: KeptOutput(output=family.output)}
         return {name: KeptOutput(output=output, dtype=dtype) for name, output, dtype in self.keep}  # type: ignore[arg-type]
+
+    @property
+    def gives_scores(self) -> bool:
+        """Whether nothing is kept but scores, which are columns: of the first text of a row."""
+        return bool(self.keep) and {output for _, output, _ in self.keep or ()} <= SCORES
 
     def derived(self, family: FrozenFamily) -> list[DerivedOutput]:
         """Returns those of the kept outputs that are made of what the model returns."""

@@ -20,6 +20,7 @@ from forebay.steps.step import Stored
 from forebay.steps.table import forms_of
 from forebay.store.cache import open_cache
 from forebay.store.source import Sample, SampleSource
+from forebay.train.augment.caption_draws import CaptionDraws
 from forebay.train.augment.changes import Change, Clips, Drawn, Gain, Masks, Noise, Reverb, model_policy
 from forebay.train.augment.draws import Draws, EpochDraws
 from forebay.train.augment.latent_draws import LatentDraws
@@ -69,7 +70,7 @@ class Augmentation:
                     f"{config.augment[place - 1].kind} before it changes their batch; put {settings.kind} first"
                 )
             samples.append((place, what.of_samples()))
-        samples += latents_of(config, stored)
+        samples += draws_of(config, stored)
         return cls(tuple(samples), tuple(batches))
 
     def changed(self, samples: Sequence[Sample], ids: Sequence[str], draws: EpochDraws) -> Sequence[Sample]:
@@ -113,10 +114,12 @@ class Augmentation:
         return values
 
 
-def latents_of(config: Config, stored: Stored) -> list[tuple[str, LatentDraws]]:
-    """Returns the draws of latents that `[loader] latent` wants of a source; ragged batches are what a cache holds."""
-    is_drawn = config.loader.latent == "sample" and config.loader.form == "padded" and stored.constants.has_items
-    return [*LatentDraws.all_of(forms_of(stored))] if is_drawn else []
+def draws_of(config: Config, stored: Stored) -> list[tuple[str, SampleChange]]:
+    """Returns the draws of texts and latents that `[loader]` wants; ragged batches are what a cache holds."""
+    if config.loader.form != "padded":
+        return []
+    is_drawn = config.loader.latent == "sample" and stored.constants.has_items
+    return [*CaptionDraws.all_of(config.loader, stored), *(LatentDraws.all_of(forms_of(stored)) if is_drawn else ())]
 
 
 @dataclass(frozen=True, slots=True)

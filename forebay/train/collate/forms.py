@@ -17,7 +17,7 @@ from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.step import CLIPS, Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
 from forebay.steps.table import form_step, forms_of, prompts_beside, text_step_of, unknown
 from forebay.steps.text.transcript import Transcript
-from forebay.store.layout import TEXT, Array
+from forebay.store.layout import CHOICES, TEXT, Array
 from forebay.store.source import Sample, column
 from forebay.train.augment.draws import Drawing
 from forebay.train.collate.ragged import Crossing
@@ -80,7 +80,7 @@ class BatchItems:
             return count_tokens(samples)
         main = self.form.main
         if self.counted == "items":
-            items = sum(len(sample[main.on_disk]) for sample in samples)
+            items = sum(len(sample[main.on_disk][: self.form.most]) for sample in samples)
             return items, items
         return count(main, self._columns(samples)[main.name], are_rows=True)
 
@@ -119,7 +119,11 @@ def items_of(stored: Stored) -> tuple[BatchItems, ...]:
             continue
         found.append(
             BatchItems(
-                form=replace(form, is_listed=step.form() == CLIPS or constants.get("is_listed", False)),
+                form=replace(
+                    form,
+                    is_listed=step.form() == CLIPS or constants.get("is_listed", False),
+                    most=1 if CHOICES in constants else None,
+                ),
                 who=step.items,
                 advice=step.apart,
                 code=step.code,

@@ -59,9 +59,10 @@ FLOW = """name = "painted"
 kind = "folder"
 manifest = "photos"
 meaning = "captions"
-[text]
-prompt = "plain"
-tokenizer = "t5"
+[source.captions]
+empty = true
+[loader]
+caption_dropout = 0.1
 [plan]
 by = ["area", "aspect"]
 batch_size = 4

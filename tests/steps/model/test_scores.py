@@ -15,6 +15,7 @@ from forebay import load_config
 from forebay.errors import ForebayError
 from forebay.store.cache import Cache
 from forebay.train import make_loader
+from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import PHOTOS, SPEECH, TEXTS, Corpus, of_sample, section
 from tests.steps.model.tiny_frozen import RATE_HZ
 
@@ -188,3 +189,19 @@ def test_what_a_model_cannot_give_is_refused(speech: tuple[Corpus, Cache], name:
     text = text.replace('takes = "text"\n', "") if more.startswith("takes") else text
     with pytest.raises(ForebayError, match=message):
         corpus.cache(SPEECH + text)
+
+
+def test_tokens_of_texts_alone_stand_beside_a_teacher_s(tmp_path: Path) -> None:
+    corpus = Corpus(tmp_path, "gpt2")
+    (tmp_path / "rows.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    config = corpus.config(
+        'name = "tiny"\n[source]\nkind = "text"\nmanifest = "rows.txt"\n[audio]\nfeatures = "none"\n[text]\n'
+        'tokenizer = "gpt2"\nprompt = "plain"\n[plan]\nkind = "bucket"\nedges = [64]\nbatch_size = 9\n'
+        + section("gpt2", "text", "args = {k = 2}\nkeep = {ids = {output = 'top_ids'}}")
+    )
+    build_here(config)
+    (batch,) = make_loader(config)
+    assert {name: len(value) for name, value in batch.items()} == dict.fromkeys(
+        ("ids", "ids_mask", "labels"), len(TEXTS)
+    )
+    assert batch["labels"].shape[1] == batch["ids"].shape[1] - 2  # without the tokens around each
