@@ -326,7 +326,7 @@ def test_tools_of_a_table_have_no_fields_of_other_rows(tmp_path: Path, form: str
         ]
         for each, name in zip(tools, "xy", strict=True)
     ]
-    columns = {"tools": tools, "messages": talks}
+    columns: dict[str, Any] = {"tools": tools, "messages": talks}
     if form == "json":
         columns = {name: [json.dumps(each) for each in values] for name, values in columns.items()}
     images = pa.array([[], []], pa.list_(pa.binary()))
