@@ -5,6 +5,7 @@ Which column may hold what, by its name and by what stands in its rows; and the 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import csv
 import json
@@ -428,6 +429,15 @@ def images_of_row(row: Row, column: str | None = None) -> list[str]:
     return [each for each in (*found, *_in_parts(row, "image")) if isinstance(each, str) and each]
 
 
+def in_folder(folder: Path, name: str) -> Path | bytes:
+    """Returns the file of a name, of a `data:` URI the bytes; none where these are no base64."""
+    if not name.startswith("data:"):
+        return folder / name
+    with contextlib.suppress(ValueError):
+        return base64.b64decode(name.partition(";base64,")[2])
+    return b""
+
+
 def clips_of_row(row: Row, column: str | None = None) -> list[Any]:
     """Returns what names the clips of a row's conversation: texts, or mappings with a path or without one."""
     named = [each for name in ((column,) if column else NAMED_BY["audio"]) for each in as_list(row.get(name))]
@@ -447,7 +457,8 @@ def _in_parts(row: Row, kind: Group) -> list[Any]:
     contents = (message.get("content") for message in messages)
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
     if kind == "image":
-        return [part.get("image") for part in parts]
+        urls = (part.get("image_url") for part in parts)
+        return [*(part.get("image") for part in parts), *(each.get("url") for each in urls if isinstance(each, dict))]
     return [part for part in parts if part.get("type") in ("audio", "input_audio")]
 
 
