@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.folder_files import SAMPLE, spread
-from forebay.rows.meanings.chat_fields import IMAGES, MESSAGES, NAMED_BY
+from forebay.rows.meanings.chat_fields import ANSWERS, IMAGES, MESSAGES, NAMED_BY
 from forebay.rows.meanings.image_class import declared_classes, named_labels
 from forebay.rows.readers.arrow_files import HfFile, holds_numbers, is_bytes, is_list
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv, read_json_lines
@@ -403,8 +403,9 @@ def words_of(row: Row, columns: Mapping[str, str | None]) -> str | None:
     for name in (columns["messages"],) if columns.get("messages") else MESSAGES:
         if (found := _words_of_messages(row.get(name or ""))) is not None:
             return found
-    asked, answered = (row.get(columns.get(role) or role) for role in ("question", "answer"))
-    return f"{asked}\n{answered}" if isinstance(asked, str) and isinstance(answered, str) else None
+    named = (columns.get("question") or "question", columns.get("answer") or "answer")
+    pairs = ((row.get(asked), row.get(answered)) for asked, answered in (named, *ANSWERS.items()))
+    return next((f"{q}\n{a}" for q, a in pairs if isinstance(q, str) and isinstance(a, str)), None)
 
 
 def _words_of_messages(value: Any) -> str | None:
