@@ -95,6 +95,11 @@ class ModelConfig:
     """A size that is found, and that fewer images would have, is left out, and they are cropped to another."""
     resample: Literal["lanczos", "bicubic"] = "lanczos"
     """Pillow's filter by which images are resized to `size`."""
+    crops: int = 1
+    """Windows of each image, evenly from one end to the other of the side that `size` cuts; an odd number. The middle
+    one is the sample, the others are variants: the loader hands out one by (seed, epoch, sample id)."""
+    flip: bool = False
+    """Of a model of images: what it gives of each image and window that is mirrored left to right is a variant too."""
     digest: str | None = None
     """What `forebay key` says of the folder: stands in for it where only training reads the cache."""
 
@@ -109,13 +114,22 @@ class ModelConfig:
             raise ValueError(f'takes is {list(self.takes)}, wanted "audio", "image", "text" or ["image", "text"]')
         if self.digest is not None and not _DIGEST.fullmatch(self.digest):
             raise ValueError(f"digest is {self.digest!r:.80}, wanted the 64 hex digits that forebay key prints")
-        at_least(self, 1, "batch", "size", "areas", "step", "least")
+        at_least(self, 1, "batch", "size", "areas", "step", "least", "crops")
+        self._check_sizes()
+        if self.crops % 2 == 0:
+            raise ValueError(f"crops is {self.crops}, wanted an odd number: the centred window is one of them")
+        if self.flip and (self.takes != "image" or self.is_code):
+            raise ValueError('flip is of folders that take images; set takes = "image", or leave it out')
+
+    def _check_sizes(self) -> None:
         if isinstance(self.shapes, int):
             at_least(self, 1, "shapes")
         elif self.shapes is not None and (not self.shapes or min(map(min, self.shapes)) < 1):
             raise ValueError(f"shapes is {self.shapes}, wanted a number, or sizes of 1 pixel or more")
         if self.size is None and (self.shapes is not None or self.areas):
             raise ValueError("shapes and areas are of images that are resized; give size")
+        if self.size is None and self.crops > 1:
+            raise ValueError("crops are of images that are resized; give size")
         if self.shapes is None and self.areas:
             raise ValueError("areas are of several sizes; give shapes")
         if not isinstance(self.shapes, int) and self.least > 1:

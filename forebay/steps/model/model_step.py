@@ -55,6 +55,7 @@ class ModelStep(ItemStep):
     dtype: str
     batch_size: int | None
     target: Cropped | None = None
+    flip: bool = False
     version: int = 1
     folder: str = field(compare=False)
 
@@ -75,6 +76,7 @@ class ModelStep(ItemStep):
             dtype=model.dtype,
             batch_size=model.batch,
             target=_target_of(model, config),
+            flip=model.flip,
             folder=model.folder,
         )
 
@@ -109,6 +111,21 @@ class ModelStep(ItemStep):
             )
         self._check_target(found[0], document)
         return found[0]
+
+    @property
+    def views(self) -> dict[str, tuple[str, bool]]:
+        """Which window of an item the model is given, and whether mirrored, by the names of variants, the plain first.
+
+        Those that are mirrored come last: so one draw mirrors what all models give of an image, or none of it.
+        """
+        windows = [""] if self.target is None else [*self.target.windows]
+        plain = {name: (name, False) for name in windows}
+        return plain | ({f"{name}_flip".lstrip("_"): (name, True) for name in windows} if self.flip else {})
+
+    @property
+    def variants(self) -> list[str]:
+        """The names of what is stored of an item beside what it is."""
+        return [name for name in self.views if name]
 
     def config_json(self) -> Mapping[str, Any]:
         """Returns the content of the folder's config.json."""
@@ -221,7 +238,7 @@ def _target_of(model: ModelConfig, config: Config) -> Cropped | None:
         max_pixels=config.source.max_pixels,
         max_sample_bytes=config.source.max_sample_bytes,
         size=model.size if isinstance(model.size, tuple) else (model.size, model.size),
-        **{name: getattr(model, name) for name in ("shapes", "areas", "step", "least", "resample")},
+        **{name: getattr(model, name) for name in ("shapes", "areas", "step", "least", "resample", "crops")},
     )
 
 
