@@ -189,6 +189,7 @@ _NAMES = [
 _REASONS = {
     *(
         "bad_tools",
+        "bad_pair",
         "two_values",
         "bad_conversation",
         "image_count_mismatch",
@@ -292,9 +293,9 @@ def pictured(**fields: Any) -> dict[str, Any]:
         ({**QUESTION, "objects": {"ref": ["cat"], "bbox": [[1, 2, 3, 4]]}}, "has_boxes", "field objects"),
         (said({"content": "where is <ref-object>?"}, {"content": "<bbox>"}), "has_boxes", "has the tag <ref-object>"),
         (said({}, {"content": "at <bbox>"}), "has_boxes", "message 2 has the tag <bbox>"),
-        (said({}, {}, rejected_response="no"), "preference_data", "field rejected_response"),
-        ({**QUESTION, "rejected": "no"}, "preference_data", "field rejected"),
-        ({**QUESTION, "chosen": [{"role": "user"}]}, "preference_data", "field chosen"),
+        (said({}, {}, rejected_messages=["no"]), "preference_data", "field rejected_messages"),
+        ({**QUESTION, "rejected": "no"}, "bad_pair", "the pair has rejected, no chosen"),
+        ({**QUESTION, "chosen": [{"role": "user"}]}, "bad_pair", "the pair has no rejected beside chosen"),
         (pictured(max_pixels=1), "image_pixel_limits", "message 1: part image: field max_pixels"),
         (pictured(min_pixels=1), "image_pixel_limits", "message 1: part image: field min_pixels"),
         (pictured(resized_height=28, resized_width=28), "image_pixel_limits", "part image: field resized_height"),

@@ -595,6 +595,7 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {
         ("text", "learn_through"),
         ("text", "train_on"),
+        ("text", "pairs"),  # tests/train/test_pairs.py
     }
     tried |= {("vision", field) for field, _ in PROCESSED_CHANGES}
     tried |= {("text", "languages"), ("text", "min_confidence")}

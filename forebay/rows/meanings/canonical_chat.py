@@ -43,6 +43,7 @@ from forebay.rows.meanings.chat_fields import (
     refusal,
     unknown_fields,
 )
+from forebay.rows.meanings.chat_pairs import joined_pair, two_rows
 from forebay.rows.meanings.chat_tools import add_message, beside_of, calls_in, tools_of
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
 from forebay.rows.segments import Bounds, stretch_fields, stretch_of
@@ -195,7 +196,7 @@ def canonical(
 
     The canonical form is a list of `{"role": "system"|"user"|"assistant"|"tool", "content": [parts]}`, parts without
     names, and `"loss": false` in messages of the assistant that are not learnt. The first message has the `tools` of
-    the row; see `beside_of` for what else a message may have.
+    the row; see `beside_of` for what else a message may have, and `joined_pair` for two answers.
     Raises TextError `image_count_mismatch` or `audio_count_mismatch` where there are more or fewer tags than items,
     `bad_conversation` for what is none of these forms, a reason of `conversation_fields` for what would lose its
     meaning, and `two_conversations`, `two_system_messages`, `two_values` or `loss_weight` for what contradicts itself
@@ -203,7 +204,11 @@ def canonical(
     """
     unknown, forms = set() if unknown is None else unknown, _Forms.of(items)
     try:
-        conversation = _conversation(fields, forms, {group: len(each) for group, each in items.items()}, unknown)
+        made = functools.partial(
+            _conversation, forms=forms, counts={group: len(each) for group, each in items.items()}, unknown=unknown
+        )
+        two = two_rows(fields)
+        conversation = made(fields) if two is None else joined_pair(*map(made, two))
     except JsonError as err:
         raise text_error(err) from err
     used = {group: _used(conversation, group, items[group]) for group in forms.groups}

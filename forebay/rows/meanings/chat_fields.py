@@ -43,7 +43,15 @@ ASKED: Mapping[str, frozenset[str]] = {
     "instruction": _COMMON | {"instruction", "input", "output", "history"},
     "text": _COMMON | {"text"},
 }
-BESIDE = ("system", *LEARNT_OF_ROW, *TOOLS_OF_ROW, *sorted({*ASKED["query"], *ASKED["instruction"]} - WITH_QUESTION))
+PAIRED: tuple[str, ...] = ("prompt", "chosen", "rejected", "rejected_response")
+"""The fields of two answers to one question; `prompt` alone is none of them."""
+BESIDE = (
+    "system",
+    *LEARNT_OF_ROW,
+    *TOOLS_OF_ROW,
+    *PAIRED,
+    *sorted({*ASKED["query"], *ASKED["instruction"]} - WITH_QUESTION),
+)
 """The fields of these forms that no column of `[source.columns]` names."""
 LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
 """Fields that say of a message whether it is learnt, by what they say then."""
@@ -70,7 +78,7 @@ REFUSED_OF_ROW: Mapping[str, str] = {
     **dict.fromkeys(REASONED, REASONING),
     **dict.fromkeys(("videos", "video"), VIDEO),
     "objects": BOXES,
-    **dict.fromkeys(("rejected_response", "rejected", "chosen", "rejected_messages", "rejected_images"), PREFERENCES),
+    **dict.fromkeys((*PAIRED[1:], "rejected_messages", "rejected_images"), PREFERENCES),
 }
 REFUSED_OF_MESSAGE: Mapping[str, str] = {
     **REFUSED_OF_ROW,

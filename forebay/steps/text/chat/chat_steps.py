@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -19,14 +19,14 @@ from forebay.config.pretrained_folder import processor_digest
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.whole import named_by
-from forebay.steps.step import CLIPS, RowText, Stored, TextBatch, TextStep
+from forebay.steps.step import CLIPS, REJECTED, RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.chat.conversation import (
     ChatTurns,
     Message,
     TrainOn,
     all_but,
+    both_of,
     check_conversation,
-    check_shown,
     find_turn_marks,
     learnt_spans,
     named_tokens,
@@ -36,11 +36,15 @@ from forebay.steps.text.chat.conversation import (
 )
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Told, Writer, WrittenIds, by_group
+from forebay.steps.text.chat.template_check import check_shown
 from forebay.steps.text.row_encoder import TURN, OneByOne
 from forebay.steps.text.tokenizer_files import TRANSFORMERS
 from forebay.steps.text.vocabulary import Vocabulary, render_chat, require_digest, tokens_pattern
 from forebay.store.image.stored_items import FEATURES
 from forebay.store.layout import Array, FieldSpec, Group
+
+if TYPE_CHECKING:
+    from forebay.config.tree import Config
 
 VISION_START, IMAGE_PAD, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
@@ -69,7 +73,16 @@ class Chat(TextStep):
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
     train_on: TrainOn = "assistant"
     """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
+    pairs: bool = False
+    """Whether rows have an answer to prefer and one to reject: of images as a processor gives them alone."""
     version: int = 2
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """See `Step`."""
+        has_pairs = config.text is not None and config.text.settings.get("pairs")
+        said = 'text.pairs: packs of patches have no pairs; set vision.images = "processor" and plan.kind = "bucket"'
+        return [*super(Chat, cls).contradictions(config), *([said] if has_pairs else [])]
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of the text group: `input_ids` and `label_mask`, [num_tokens] both."""
@@ -212,15 +225,25 @@ class ProcessorChat(TextStep):
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
     train_on: TrainOn = "assistant"
     """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
+    pairs: bool = False
+    """Whether rows have an answer to prefer and one to reject, for batches of preference training."""
     version: int = 2
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """See `Step`."""
+        settings = {} if config.text is None else config.text.settings
+        is_wrong = settings.get("pairs") and settings.get("train_on") == "all"
+        said = 'text.pairs is true and text.train_on is "all", and of pairs only answers are learnt; leave one out'
+        return [*super(ProcessorChat, cls).contradictions(config), *([said] if is_wrong else [])]
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of the text group, [num_tokens] each."""
         return self.fields_of(_opened(self, self.tokenizer_folder, self.processor_folder).form)
 
     def fields_of(self, form: BatchForm | None) -> tuple[FieldSpec, ...]:
-        specs = () if form is None else form.specs("text")
-        return (*specs, FieldSpec(name=MASK, dtype="uint8", group="text"))
+        specs = (*(() if form is None else form.specs("text")), FieldSpec(name=MASK, dtype="uint8", group="text"))
+        return (*specs, *(replace(spec, name=REJECTED + spec.name) for spec in specs if self.pairs))
 
     @property
     def shows(self) -> tuple[Group, ...]:
@@ -263,6 +286,8 @@ class SoundChat(ProcessorChat):
         """Raises ConfigError for a processor whose tokens have more beside them, which packs do not have."""
         from forebay.steps.batch import MarkedText
 
+        if stored.constants.get("pairs"):
+            raise ConfigError(f'{stored.name}: packs have no pairs; set plan.kind = "bucket" with batch_size')
         form = BatchForm.from_json(stored.constant("text_form"))
         if others := [field.name for field in form.stored if field.name != "input_ids"]:
             raise ConfigError(
@@ -314,7 +339,9 @@ class ProcessorChatEncoder(OneByOne):
         a model takes (numbers of tiles, for example). Packs need the token of images by grids, and how many patches a
         side of it has.
         """
-        found = {"prompt": ProcessorChat.name, "text_form": self.form.to_json()}
+        found: dict[str, Any] = {"prompt": ProcessorChat.name, "text_form": self.form.to_json()}
+        if self.step.pairs:
+            found["pairs"] = True
         if "image" not in self.writer.groups:
             return found
         merge_size = getattr(self.writer.parts["image"], "merge_size", None)
@@ -330,9 +357,16 @@ class ProcessorChatEncoder(OneByOne):
         clips, those of a group in order.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
         `special_token_in_text`, `image_count_mismatch`, `audio_count_mismatch`, `bad_text`, `images_together`,
-        `clips_together`, `has_tools`, `has_reasoning`.
+        `clips_together`, `has_tools`, `has_reasoning`, `preference_data`, `bad_pair`.
         """
         conversation = parse_conversation(text, sample_id=sample_id)
+        if not self.step.pairs:
+            return self._encoded(conversation, told, sample_id=sample_id)
+        pair = both_of(conversation, sample_id=sample_id)
+        chosen, rejected = (self._encoded(each, told, sample_id=sample_id) for each in pair)
+        return {**chosen, **{REJECTED + name: value for name, value in rejected.items()}}
+
+    def _encoded(self, conversation: list[Message], told: Sequence[Told], *, sample_id: str) -> dict[str, Array]:
         found = by_group(told)
         counts = {group: len(found[group]) for group in self.writer.groups}
         turns = check_conversation(

@@ -62,6 +62,19 @@ def parse_conversation(messages: str, *, sample_id: str) -> list[Message]:
     return [_message(message, place, sample_id=sample_id) for place, message in enumerate(found)]
 
 
+def both_of(conversation: Sequence[Message], *, sample_id: str) -> tuple[list[Message], list[Message]]:
+    """Returns the preferred and the rejected conversation of a pair; what they share is not learnt.
+
+    Raises TextError `bad_pair` for a conversation with one answer.
+    """
+    place = next((number for number, message in enumerate(conversation) if "rejected" in message), None)
+    if place is None:
+        raise TextError("bad_pair", f"{sample_id}: the row has no rejected answer, and text.pairs is true; remove it")
+    asked = [{**each, "loss": False} if each["role"] == "assistant" else each for each in conversation[:place]]
+    first = {name: value for name, value in conversation[place].items() if name != "rejected"}
+    return [*asked, first, *conversation[place + 1 :]], [*asked, *conversation[place]["rejected"]]
+
+
 def check_conversation(
     conversation: Sequence[Message],
     reserved: re.Pattern[str],
@@ -74,8 +87,14 @@ def check_conversation(
 
     reserved: control tokens that no text may hold. counts: the items of the row, of each group that it may have.
     Raises TextError: `special_token_in_text`, `bad_conversation`, `empty_text`, `no_assistant_turn`,
-    `nothing_to_learn`, `image_count_mismatch`, `audio_count_mismatch`.
+    `nothing_to_learn`, `image_count_mismatch`, `audio_count_mismatch`, `preference_data`.
     """
+    if any("rejected" in message for message in conversation):
+        raise TextError(
+            "preference_data",
+            f'{sample_id}: the row has an answer to reject; set text.pairs = true, with images = "processor" for a '
+            "model of packs, or remove the row",
+        )
     learnt: list[bool] = []
     shown: Counter[Group] = Counter()
     for place, message in enumerate(conversation):
@@ -176,63 +195,6 @@ def shown(message: Message) -> Message:
     return made
 
 
-def check_shown(
-    conversation: Sequence[Message], render: Render, marks: TurnMarks, *, folder: object, sample_id: str
-) -> None:
-    """Returns if the template writes tools, calls and reasoning of a conversation, and these where they belong.
-
-    It is asked with other names and words in their places. Raises TextError `has_tools` and `has_reasoning`.
-    """
-    said: list[tuple[str, str]] = []
-    marked = [_marked(message, said) for message in conversation]
-    if not said:
-        return
-    try:
-        text = render(marked)
-    except ValueError as err:
-        raise bad_conversation(sample_id, f"the chat template of {folder} refuses its tools: {err}") from err
-    turns = [(0, 0), *marks.spans(text), (len(text), len(text))]
-    inside = "\n".join(text[start:end] for start, end in turns)
-    outside = "\n".join(text[end:start] for (_, end), (start, _) in itertools.pairwise(turns))
-    for what, mark in said:
-        is_thought = what == "reasoning"
-        wanted, other = (inside, outside) if what in ("a call", "reasoning") else (outside, inside)
-        # Templates leave out what the assistant thought before it was asked again.
-        if mark in other or (not marks.shows_reasoning if is_thought else mark not in wanted):
-            raise TextError(
-                "has_reasoning" if is_thought else "has_tools",
-                f"{sample_id}: the chat template of {folder} does not write {what} of the conversation where a model "
-                "would learn or read it; leave the sample out, or use a template that knows it",
-            )
-
-
-def _marked(message: Message, said: list[tuple[str, str]]) -> Message:
-    """Returns what a template is given of a message, with marks in it that are added to `said`, with what they are."""
-    made = shown(message)
-
-    def mark(what: str) -> str:
-        said.append((what, f"forebay-mark-{len(said)}-"))
-        return said[-1][1]
-
-    if "tools" in made:
-        made["tools"] = [_renamed(tool, mark("a tool")) for tool in made["tools"]]
-    if "tool_calls" in made:
-        made["tool_calls"] = [_renamed(call, mark("a call")) for call in made["tool_calls"]]
-    if "reasoning_content" in made:
-        made["reasoning_content"] = mark("reasoning")
-    if made["role"] == "tool":
-        content, text = made["content"], mark("what a tool says")
-        rest = [part for part in content if part["type"] != "text"] if isinstance(content, list) else None
-        made["content"] = text if rest is None else [*rest, {"type": "text", "text": text}]
-    return made
-
-
-def _renamed(value: Message, name: str) -> Message:
-    """Returns a tool or a call under another name."""
-    inner = value.get("function")
-    return {**value, "function": {**inner, "name": name}} if isinstance(inner, dict) else {**value, "name": name}
-
-
 def with_items(conversation: Sequence[Message], items: Mapping[Group, Sequence[Any]]) -> list[Message]:
     """Returns the messages with an item in each part that shows one, in their order.
 
@@ -271,6 +233,8 @@ def _message(message: Any, place: int, *, sample_id: str) -> Message:
     # Made anew: a template would see any other key of a part.
     made = {"role": role, "content": [_part(part, place, sample_id=sample_id) for part in content]}
     made |= {name: message[name] for name in BESIDE if name in message}
+    if "rejected" in message:
+        made["rejected"] = [_message(each, place, sample_id=sample_id) for each in message["rejected"]]
     return made if message.get("loss", True) else {**made, "loss": False}
 
 

@@ -1,0 +1,139 @@
+"""Batches of preference pairs against TRL's own collators, from a cache and without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoTokenizer
+from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
+
+from forebay import load_config
+from forebay.errors import ConfigError, TextError
+from forebay.pretrained import from_folder
+from forebay.rows.meanings.canonical_chat import canonical
+from forebay.steps.image.processor.whole import image_processor_of, whole_processor
+from forebay.train.loop.run import run
+from forebay.train.select import make_loader
+from tests.preprocess.here_pool import build_here
+from tests.preprocess.vision.corpus import photo
+from tests.vlm_families import FAMILIES, write_family
+
+ASKED = {"role": "user", "content": "<image>What is it?"}
+SAID = {"role": "assistant", "content": "A cat."}
+OTHER = {"role": "assistant", "content": "A dog, or two."}
+EARLIER = [ASKED, OTHER, {"role": "user", "content": "Sure?"}]
+
+
+def config_of(root: Path, rows: list[dict[str, Any]], *overrides: str) -> Any:
+    for number in range(2):
+        (root / f"{number}.jpg").write_bytes(photo(number, width=64 + 32 * number))
+    write_family(FAMILIES["qwen2_5_vl"], root / "model")
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "c.toml").write_text(
+        'name = "pairs"\n[source]\nkind = "jsonl"\nmanifest = "rows.jsonl"\n[vision]\nprocessor = "model"\n'
+        'images = "processor"\n[text]\ntokenizer = "model"\nprompt = "chat"\npairs = true\nlearn_through = "newline"\n'
+        '[plan]\nkind = "bucket"\nbatch_size = 4\nedges = [512]\n[run]\ncache_root = "caches"\n'
+        "num_workers = 1\nmax_failed_share = 1.0\n"
+    )
+    return load_config(root / "c.toml", overrides=overrides)
+
+
+def shown(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**each, "content": each["content"].replace("<image>", "")} for each in messages]
+
+
+def test_batches_of_pairs_are_those_of_trl(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "image": "0.jpg", "prompt": [ASKED], "chosen": [SAID], "rejected": [OTHER]},
+        {"id": "b", "images": ["1.jpg"], "messages": EARLIER, "chosen": "A cat.", "rejected": OTHER["content"]},
+        {"id": "c", "image": "1.jpg", "messages": [*EARLIER, SAID], "rejected_response": OTHER["content"]},
+        {"id": "d", "image": "0.jpg", "chosen": [ASKED, OTHER], "rejected": [ASKED, SAID]},
+    ]
+    bad = [
+        {"id": "single", "image": "0.jpg", "messages": [ASKED, SAID]},
+        {"id": "same", "image": "0.jpg", "messages": [ASKED], "chosen": "A cat.", "rejected": "A cat."},
+        {"id": "half", "image": "0.jpg", "messages": [ASKED], "chosen": "A cat."},
+    ]
+    config = config_of(tmp_path, [*rows, *bad])
+    report = build_here(config)
+    assert (report.num_samples, report.failed) == (4, {"bad_pair": 3})
+    tokenizer = from_folder(AutoTokenizer, tmp_path / "model")
+    parts = {"image": image_processor_of(tmp_path / "model")}
+    processor = whole_processor(
+        tmp_path / "model", tokenizer=tokenizer, tokenizer_folder=tmp_path / "model", parts=parts
+    )
+    prompts, answers = [[ASKED], EARLIER, EARLIER, [ASKED]], [(SAID, OTHER)] * 3 + [(OTHER, SAID)]
+    images = [[Image.open(tmp_path / f"{number}.jpg")] for number in (0, 1, 1, 0)]
+    examples = [
+        {"images": image, "prompt": shown(prompt), "chosen": [one], "rejected": [other]}
+        for image, prompt, (one, other) in zip(images, prompts, answers, strict=True)
+    ]
+    for loaded in (config, load_config(tmp_path / "c.toml", overrides=['loader.cache="off"'])):
+        loader = make_loader(loaded)
+        batch = next(iter(loader))
+        order = [loader.source.sample_id(index) for index in loader.indices]
+        wanted = DataCollatorForVisionPreference(processor)([dict(examples["abcd".index(name)]) for name in order])
+        assert set(batch) == set(wanted)
+        for name, value in wanted.items():
+            assert torch.equal(batch[name].to(value.dtype), value), name
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "q", "chosen": "a", "rejected": "b"}, None),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, None),
+        ({"query": "q", "response": "a", "rejected_response": "b"}, None),
+        ({"instruction": "q", "output": "a", "rejected_response": "b"}, None),
+        ({"prompt": "q", "chosen": "a", "rejected": [{"role": "assistant", "content": "b"}]}, None),
+        ({"chosen": "a", "rejected": "b"}, "bad_pair"),
+        ({"question": "q", "rejected": "b"}, "bad_pair"),
+        ({"question": "q", "answer": "a", "rejected": "b"}, "bad_pair"),
+        ({"question": "q", "chosen": "a", "rejected": "b", "rejected_response": "c"}, "bad_pair"),
+        ({"question": "q", "chosen": "a", "rejected": ["b"]}, "bad_pair"),
+        ({"messages": "q", "chosen": "a", "rejected": "b"}, "bad_pair"),
+        ({"messages": [], "rejected_response": "b"}, "bad_pair"),
+        ({"messages": [7], "rejected_response": "b"}, "bad_pair"),
+        ({"prompt": "q", "chosen": "a", "rejected": [{"role": "user", "content": "b"}]}, "bad_pair"),
+        ({"prompt": "q", "chosen": [SAID, ASKED, SAID], "rejected": "b"}, "bad_pair"),
+        ({"prompt": "q", "chosen": 3, "rejected": "b"}, "bad_pair"),
+        ({"prompt": 3, "chosen": "a", "rejected": "b"}, "bad_pair"),
+        ({"chosen": [ASKED, SAID], "rejected": [{**ASKED, "content": "q"}, SAID]}, "bad_pair"),
+        ({"prompt": "q", "chosen": "a", "rejected_messages": [SAID]}, "bad_pair"),
+        ({"messages": [{"role": "user", "content": "q"}], "rejected_images": ["x"]}, "preference_data"),
+    ],
+)
+def test_rows_of_two_answers(row: dict[str, Any], reason: str | None) -> None:
+    items = ["x"] if "<image>" in json.dumps(row) else []
+    if reason is None:
+        asked, said = json.loads(canonical(row, {"image": items})[0])
+        assert asked["content"][-1]["text"] == "q"
+        assert (said["content"][0]["text"], said["rejected"][0]["content"][0]["text"]) == ("a", "b")
+        return
+    with pytest.raises(TextError) as caught:
+        canonical(row, {"image": items})
+    assert caught.value.reason == reason
+
+
+def test_where_pairs_have_no_place_they_are_refused_by_name(tmp_path: Path) -> None:
+    rows = [{"image": "0.jpg", "prompt": [ASKED], "chosen": [SAID], "rejected": [OTHER]}]
+    single = {"image": "0.jpg", "messages": [ASKED, SAID]}
+    assert build_here(config_of(tmp_path, [*rows, single], "text.pairs=false")).failed == {"preference_data": 1}
+    config = config_of(tmp_path, rows)
+    build_here(config)
+    for overrides, said in (
+        (['text.train_on="all"'], "text.pairs is true and text.train_on is"),
+        (['vision.images="patches"', 'plan={kind="pack",seq_len=512}'], "text.pairs: packs of patches have no pairs"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            build_here(config_of(tmp_path, rows, *overrides))
+    with pytest.raises(ConfigError, match="has no loss of preferences"):
+        run(config_of(tmp_path, rows, f'train.model="{tmp_path / "model"}"', 'train.init="random"'))
+    sample = make_loader(config).source.read(0)
+    assert np.count_nonzero(sample["label_mask"]) != np.count_nonzero(sample["rejected_label_mask"])
