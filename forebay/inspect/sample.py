@@ -216,7 +216,7 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         calls = [f" [calls {each['name']} {json.dumps(each['arguments'])}]" for each in functions]
         text = "".join([*thought, text, *calls])
         found.append((message["role"], text.strip(" ")))
-        found += [(f"rejected {role}", text) for role, text in spoken(message.get("rejected", ()))]
+        found += [("rejected", text) for _, text in spoken(message.get("rejected", ()))]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from forebay.train.loop.run import run
 from forebay.train.select import make_loader
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import photo
-from tests.vlm_families import FAMILIES, write_family
+from tests.vlm_families import FAMILIES, FOLDERS, write_family
 
 ASKED = {"role": "user", "content": "<image>What is it?"}
 SAID = {"role": "assistant", "content": "A cat."}
@@ -30,10 +31,13 @@ OTHER = {"role": "assistant", "content": "A dog, or two."}
 EARLIER = [ASKED, OTHER, {"role": "user", "content": "Sure?"}]
 
 
-def config_of(root: Path, rows: list[dict[str, Any]], *overrides: str) -> Any:
+def config_of(root: Path, rows: list[dict[str, Any]], *overrides: str, name: str = "qwen2_5_vl") -> Any:
     for number in range(2):
         (root / f"{number}.jpg").write_bytes(photo(number, width=64 + 32 * number))
-    write_family(FAMILIES["qwen2_5_vl"], root / "model")
+    if name in FAMILIES:
+        write_family(FAMILIES[name], root / "model")
+    else:
+        shutil.copytree(FOLDERS[name], root / "model", dirs_exist_ok=True)
     (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (root / "c.toml").write_text(
         'name = "pairs"\n[source]\nkind = "jsonl"\nmanifest = "rows.jsonl"\n[vision]\nprocessor = "model"\n'
@@ -48,7 +52,8 @@ def shown(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**each, "content": each["content"].replace("<image>", "")} for each in messages]
 
 
-def test_batches_of_pairs_are_those_of_trl(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3", "smolvlm"])
+def test_batches_of_pairs_are_those_of_trl(tmp_path: Path, name: str) -> None:
     rows = [
         {"id": "a", "image": "0.jpg", "prompt": [ASKED], "chosen": [SAID], "rejected": [OTHER]},
         {"id": "b", "images": ["1.jpg"], "messages": EARLIER, "chosen": "A cat.", "rejected": OTHER["content"]},
@@ -60,7 +65,7 @@ def test_batches_of_pairs_are_those_of_trl(tmp_path: Path) -> None:
         {"id": "same", "image": "0.jpg", "messages": [ASKED], "chosen": "A cat.", "rejected": "A cat."},
         {"id": "half", "image": "0.jpg", "messages": [ASKED], "chosen": "A cat."},
     ]
-    config = config_of(tmp_path, [*rows, *bad])
+    config = config_of(tmp_path, [*rows, *bad], name=name)
     report = build_here(config)
     assert (report.num_samples, report.failed) == (4, {"bad_pair": 3})
     tokenizer = from_folder(AutoTokenizer, tmp_path / "model")

@@ -201,7 +201,8 @@ def text_of(stored: Stored) -> TextBatch | None:
 class DeclaredText:
     """The text of a batch by its form; `labels` are the ids that `label_mask` marks, where a cache has such.
 
-    Of pairs a batch has both texts of each sample, `doubled`, and in the place of labels a `completion_mask`.
+    Of pairs a batch has both texts of each sample, `doubled`, and in the place of labels a `completion_mask`; it is
+    padded on the right, as TRL's.
     """
 
     form: BatchForm
@@ -220,7 +221,7 @@ class DeclaredText:
             form = replace(form, fields=(*(field for field in form.fields if field.name != MASK), labels))
         elif has_pairs:
             mask = replace(by_name[IDS], name=COMPLETION, dtype="int64", stored_dtype="uint8", pad=0)
-            form = replace(form, fields=(*form.fields, mask))
+            form = replace(form, fields=tuple(replace(field, side="right") for field in (*form.fields, mask)))
         return cls(form, learns, has_pairs)
 
     def doubled(self, samples: Sequence[Sample]) -> Sequence[Sample]:
