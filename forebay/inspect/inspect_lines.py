@@ -225,7 +225,7 @@ def _recipe(facts: Mapping[str, Any]) -> Iterator[str]:
     yield "recipe"
     for section, settings in facts["recipe"].items():
         text = settings_text(settings) if isinstance(settings, Mapping) else "none"
-        yield from wrapped(f"  {section:<{LABEL - 2}}", text)
+        yield from wrapped(f"  {section:<{LABEL - 3}} ", text)
 
 
 _CODECS = {
