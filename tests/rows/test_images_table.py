@@ -241,6 +241,12 @@ def test_rows_of_alpaca_and_ms_swift_are_conversations_of_any_table(tmp_path: Pa
     alpaca = {"image": "0.png", "instruction": "i", "input": "n", "output": "a", "history": said, "system": "s", "x": 1}
     swift = {"image": "0.png", "query": "i\nn", "response": "a", "history": said, "system": "s", "x": 1}
     found = []
+    text = {"image": "0.png", "text": "<image>i"}
+    manifest = converse("table", write(tmp_path / f"text{end}", [text]), root=tmp_path)
+    assert [message["role"] for message in json.loads(manifest.rows["text"][0].as_py())] == ["user"]
+    pair = {"image": "0.png", "prompt": "q", "chosen": "a", "rejected": "b"}
+    manifest = converse("table", write(tmp_path / f"pair{end}", [pair]), root=tmp_path)
+    assert "rejected" in json.loads(manifest.rows["text"][0].as_py())[1]
     for number, row in enumerate((alpaca, swift)):
         manifest = converse("table", write(tmp_path / f"{number}{end}", [row]), root=tmp_path)
         found.append(json.loads(manifest.rows["text"][0].as_py()))

@@ -128,7 +128,8 @@ class Conversations(ListsItems):
         return MeantRow(text=text, items=used)
 
     def lacking(self, found: Collection[str], columns: SourceColumns) -> str | None:
-        if "messages" in found or any({*pair} <= {*found} for pair in ANSWERS.items()):
+        pairs = [*ANSWERS.items(), ("question", "chosen"), ("prompt", "chosen"), ("chosen", "rejected")]
+        if {"messages", "text"} & {*found} or any({*pair} <= {*found} for pair in pairs):
             return None
         return f"{columns.messages}, nor {columns.question} and {columns.answer}"
 

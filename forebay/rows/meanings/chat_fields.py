@@ -50,6 +50,7 @@ BESIDE = (
     *LEARNT_OF_ROW,
     *TOOLS_OF_ROW,
     *PAIRED,
+    "text",
     *sorted({*ASKED["query"], *ASKED["instruction"]} - WITH_QUESTION),
 )
 """The fields of these forms that no column of `[source.columns]` names."""

@@ -29,9 +29,10 @@ def two_rows(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     if not has_chosen:
         return {**rest}, _answered(rest, fields["rejected_response"], asks, listed)
     prompt = fields.get("prompt")
-    if is_given(prompt):
-        rest["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        asks, listed = None, "messages"
+    if isinstance(prompt, str) and prompt:
+        rest, asks = {**rest, "question": prompt}, "question"
+    elif is_given(prompt):
+        rest, asks, listed = {**rest, "messages": prompt}, None, "messages"
     one, other = (_completed(rest, fields[name], asks, listed) for name in ("chosen", "rejected"))
     return one, other
 
@@ -49,6 +50,9 @@ def _answered(row: Mapping[str, Any], answer: Any, asks: str | None, listed: str
 
 def _completed(row: Mapping[str, Any], said: Any, asks: str | None, listed: str | None) -> dict[str, Any]:
     """The row with what follows its question."""
+    match said:
+        case [{"role": "assistant", "content": str(text)}] if asks is not None:
+            said = text
     if asks is not None and isinstance(said, str):
         return {**row, ANSWERS[asks]: said}
     before = row.get(listed, []) if listed is not None else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -95,7 +96,7 @@ def test_any_conversation_is_measured(turns: list[tuple[str, str]]) -> None:
 
 def test_conversations_that_differ_in_calls_or_rejected_answers_are_no_duplicates() -> None:
     asked, said = ({"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant"))
-    talks: list[list[dict[str, object]]] = [
+    talks: list[Any] = [
         [asked, {**said, **more}]
         for more in ({}, {"rejected": [said]}, {"tool_calls": [1]}, {"tool_calls": [2]}, {"reasoning_content": "so"})
     ]

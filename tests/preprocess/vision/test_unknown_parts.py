@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.preprocess.corpus import json_lines, speech_corpus
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo
 from tests.rows.pictures import read_conversations
+from tests.steps.text.test_tools import ASKED, CALLED, HEARD, PLAIN, SAID, TOOL
 
 QUESTION: dict[str, Any] = {"image": "p0.jpg", "question": "What?", "answer": "A wave."}
 TURNS = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A wave."}]
@@ -200,6 +203,27 @@ def test_a_system_message_and_unlearnt_turns_reach_the_sample(corpus: PhotoCorpu
     for index in range(len(cache)):
         for name in ("input_ids", "label_mask"):
             np.testing.assert_array_equal(online.read(index)[name], cache.read(index)[name])
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
+def test_agents_and_texts_alone_are_the_same_without_a_cache(corpus: PhotoCorpus, train_on: str) -> None:
+    shutil.copytree(DEMO / "model", corpus.folder / "model")
+    (corpus.folder / "model" / "chat_template.jinja").write_text(PLAIN)
+    agent = {"image": "p0.jpg", "tools": json.dumps([TOOL]), "messages": [ASKED, CALLED, HEARD, SAID]}
+    add(corpus, "agent", agent)
+    add(corpus, "thinks", {"image": "p1.jpg", "messages": conversation({}, {"thinking": "It moves."})})
+    add(corpus, "alone", {"text": "A wave.", "image": "p1.jpg"})
+    config = corpus.config(f'text={{tokenizer="model",prompt="chat",train_on="{train_on}"}}', "plan.seq_len=900")
+    report = build_here(config)
+    cache = open_cache(report.cache)
+    assert report.failed == ({} if train_on == "all" else {"no_assistant_turn": 1})
+    online = select(replace(config, loader=replace(config.loader, cache="off")))
+    assert [online.sample_id(index) for index in range(len(online))] == cache.samples["sample_id"].to_pylist()
+    for index in range(len(cache)):
+        for name in ("input_ids", "label_mask"):
+            np.testing.assert_array_equal(online.read(index)[name], cache.read(index)[name])
+    assert ("<tool_call>" in words(cache, "agent", targets=True)) == (train_on != "last")
+    assert "It moves." in words(cache, "thinks", targets=True)
 
 
 def test_other_fields_are_named_once_a_build(corpus: PhotoCorpus, caplog: pytest.LogCaptureFixture) -> None:
