@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from PIL import Image
 from transformers import AutoTokenizer
+from trl import DPOConfig, DPOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 
 from forebay import load_config
@@ -19,11 +22,12 @@ from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
 from forebay.rows.meanings.canonical_chat import canonical
 from forebay.steps.image.processor.whole import image_processor_of, whole_processor
+from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loop.run import run
 from forebay.train.select import make_loader
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import photo
-from tests.vlm_families import FAMILIES, FOLDERS, write_family
+from tests.vlm_families import FAMILIES, FOLDERS, random_model, write_family
 
 ASKED = {"role": "user", "content": "<image>What is it?"}
 SAID = {"role": "assistant", "content": "A cat."}
@@ -52,33 +56,43 @@ def shown(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**each, "content": each["content"].replace("<image>", "")} for each in messages]
 
 
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "image": "0.jpg", "prompt": [ASKED], "chosen": [SAID], "rejected": [OTHER]},
+    {"id": "b", "images": ["1.jpg"], "messages": EARLIER, "chosen": "A cat.", "rejected": OTHER["content"]},
+    {"id": "c", "image": "1.jpg", "messages": [*EARLIER, SAID], "rejected_response": OTHER["content"]},
+    {"id": "d", "image": "0.jpg", "chosen": [ASKED, OTHER], "rejected": [ASKED, SAID]},
+]
+
+
+def for_trl(root: Path) -> tuple[Any, Any, list[dict[str, Any]]]:
+    """The folder's tokenizer and processor, and ROWS as TRL takes them."""
+    model = root / "model"
+    tokenizer = from_folder(AutoTokenizer, model)
+    parts = {"image": image_processor_of(model)}
+    processor = whole_processor(model, tokenizer=tokenizer, tokenizer_folder=model, parts=parts)
+    prompts, answers = [[ASKED], EARLIER, EARLIER, [ASKED]], [(SAID, OTHER)] * 3 + [(OTHER, SAID)]
+    images = [[Image.open(io.BytesIO((root / f"{number}.jpg").read_bytes()))] for number in (0, 1, 1, 0)]
+    return (
+        tokenizer,
+        processor,
+        [
+            {"images": image, "prompt": shown(prompt), "chosen": [one], "rejected": [other]}
+            for image, prompt, (one, other) in zip(images, prompts, answers, strict=True)
+        ],
+    )
+
+
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3", "smolvlm"])
 def test_batches_of_pairs_are_those_of_trl(tmp_path: Path, name: str) -> None:
-    rows = [
-        {"id": "a", "image": "0.jpg", "prompt": [ASKED], "chosen": [SAID], "rejected": [OTHER]},
-        {"id": "b", "images": ["1.jpg"], "messages": EARLIER, "chosen": "A cat.", "rejected": OTHER["content"]},
-        {"id": "c", "image": "1.jpg", "messages": [*EARLIER, SAID], "rejected_response": OTHER["content"]},
-        {"id": "d", "image": "0.jpg", "chosen": [ASKED, OTHER], "rejected": [ASKED, SAID]},
-    ]
     bad = [
         {"id": "single", "image": "0.jpg", "messages": [ASKED, SAID]},
         {"id": "same", "image": "0.jpg", "messages": [ASKED], "chosen": "A cat.", "rejected": "A cat."},
         {"id": "half", "image": "0.jpg", "messages": [ASKED], "chosen": "A cat."},
     ]
-    config = config_of(tmp_path, [*rows, *bad], name=name)
+    config = config_of(tmp_path, [*ROWS, *bad], name=name)
     report = build_here(config)
     assert (report.num_samples, report.failed) == (4, {"bad_pair": 3})
-    tokenizer = from_folder(AutoTokenizer, tmp_path / "model")
-    parts = {"image": image_processor_of(tmp_path / "model")}
-    processor = whole_processor(
-        tmp_path / "model", tokenizer=tokenizer, tokenizer_folder=tmp_path / "model", parts=parts
-    )
-    prompts, answers = [[ASKED], EARLIER, EARLIER, [ASKED]], [(SAID, OTHER)] * 3 + [(OTHER, SAID)]
-    images = [[Image.open(tmp_path / f"{number}.jpg")] for number in (0, 1, 1, 0)]
-    examples = [
-        {"images": image, "prompt": shown(prompt), "chosen": [one], "rejected": [other]}
-        for image, prompt, (one, other) in zip(images, prompts, answers, strict=True)
-    ]
+    _, processor, examples = for_trl(tmp_path)
     for loaded in (config, load_config(tmp_path / "c.toml", overrides=['loader.cache="off"'])):
         loader = make_loader(loaded)
         batch = next(iter(loader))
@@ -87,6 +101,39 @@ def test_batches_of_pairs_are_those_of_trl(tmp_path: Path, name: str) -> None:
         assert set(batch) == set(wanted)
         for name, value in wanted.items():
             assert torch.equal(batch[name].to(value.dtype), value), name
+
+
+class ForebayDPOTrainer(LoaderMixin, DPOTrainer):  # type: ignore[misc]
+    """TRL's DPOTrainer that takes forebay's loaders."""
+
+
+def test_trl_s_trainer_learns_from_a_loader_as_from_its_own_batches(tmp_path: Path) -> None:
+    config = config_of(tmp_path, ROWS)
+    build_here(config)
+    tokenizer, processor, examples = for_trl(tmp_path)
+    losses = []
+    for trainer, given in (
+        (ForebayDPOTrainer, {"processing_class": tokenizer, "train_dataset": make_loader(config)}),
+        (DPOTrainer, {"processing_class": processor, "train_dataset": Dataset.from_list(examples)}),
+    ):
+        arguments = DPOConfig(
+            output_dir=str(tmp_path / "run"),
+            max_steps=3,
+            per_device_train_batch_size=4,
+            learning_rate=1e-2,
+            bf16=False,
+            logging_steps=1,
+            save_strategy="no",
+            max_length=None,
+            report_to=[],
+            use_cpu=True,
+        )
+        models = {name: random_model(tmp_path / "model") for name in ("model", "ref_model")}
+        made = trainer(args=arguments, **models, **given)
+        made.train()
+        losses.append([entry["loss"] for entry in made.state.log_history if "loss" in entry])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert len(set(losses[0])) == 3
 
 
 @pytest.mark.parametrize(
