@@ -107,6 +107,8 @@ class ForebayDPOTrainer(LoaderMixin, DPOTrainer):  # type: ignore[misc]
     """TRL's DPOTrainer that takes forebay's loaders."""
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.filterwarnings("ignore")
 def test_trl_s_trainer_learns_from_a_loader_as_from_its_own_batches(tmp_path: Path) -> None:
     config = config_of(tmp_path, ROWS)
     build_here(config)
@@ -120,7 +122,8 @@ def test_trl_s_trainer_learns_from_a_loader_as_from_its_own_batches(tmp_path: Pa
             output_dir=str(tmp_path / "run"),
             max_steps=3,
             per_device_train_batch_size=4,
-            learning_rate=1e-2,
+            optim="sgd",  # Adam makes much of the order in which the samples of a batch are added up
+            learning_rate=0.1,
             bf16=False,
             logging_steps=1,
             save_strategy="no",
