@@ -109,8 +109,9 @@ class ForebayDPOTrainer(LoaderMixin, DPOTrainer):  # type: ignore[misc]
 
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.filterwarnings("ignore")
-def test_trl_s_trainer_learns_from_a_loader_as_from_its_own_batches(tmp_path: Path) -> None:
-    config = config_of(tmp_path, ROWS)
+@pytest.mark.parametrize("batches", [1, 2])
+def test_trl_s_trainer_learns_from_a_loader_as_from_its_own_batches(tmp_path: Path, batches: int) -> None:
+    config = config_of(tmp_path, ROWS, f"plan.batch_size={4 // batches}")
     build_here(config)
     tokenizer, processor, examples = for_trl(tmp_path)
     losses = []
@@ -121,7 +122,8 @@ def test_trl_s_trainer_learns_from_a_loader_as_from_its_own_batches(tmp_path: Pa
         arguments = DPOConfig(
             output_dir=str(tmp_path / "run"),
             max_steps=3,
-            per_device_train_batch_size=4,
+            per_device_train_batch_size=4 // batches,
+            gradient_accumulation_steps=batches,
             optim="sgd",  # Adam makes much of the order in which the samples of a batch are added up
             learning_rate=0.1,
             bf16=False,
