@@ -27,7 +27,7 @@ from forebay.steps.form import promises
 from forebay.steps.table import axis_names
 from forebay.steps.text.script import code_of
 from forebay.store.cache import Cache
-from forebay.store.cut_samples import CutSamples, Piece
+from forebay.store.cut_samples import CutPiece, CutSamples
 from forebay.store.layout import METADATA, PLANS, Array, FieldSpec, Group
 from forebay.store.metadata import check_description, load_array
 from forebay.store.selection import origin
@@ -238,7 +238,7 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
     )
 
 
-def of_piece(sample: Sample, piece: Piece) -> Sample:
+def of_piece(sample: Sample, piece: CutPiece) -> Sample:
     """Returns what a piece has of a sample: its tokens, and the images that it shows."""
     tensors = {name: piece.of_tokens(sample.tensors[name]) for name in ("input_ids", "label_mask")}
     counts = {"num_tokens": piece.num_tokens, "num_patches": piece.patches, "num_images": piece.num_images}

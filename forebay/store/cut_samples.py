@@ -16,7 +16,7 @@ from forebay.store.selection import Selection
 from forebay.store.source import Sample, SampleBatch, SampleSource
 
 
-class Piece(NamedTuple):
+class CutPiece(NamedTuple):
     """The tokens and images that a piece has of its sample.
 
     It has the first `head` tokens, and those from `start` up to below `end`; of the images likewise. patches: of its
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 class CutSamples(Selection):
     """The samples of one source, some of which are cut. Pieces of a sample share its id, and stand side by side.
 
-    cut: int64 [num_pieces, 9]: the index here of each piece, rising, and its `Piece`. What is in no row is whole.
+    cut: int64 [num_pieces, 9]: the index here of each piece, rising, and its `CutPiece`. What is in no row is whole.
     counts: `samples` that are cut, the `pieces` of them, and pieces that are left out as `nothing_learnt`.
     """
 
@@ -81,7 +81,7 @@ class CutSamples(Selection):
         super().__init__(source, places, key=key)
         self.filter_key, self.choice = filter_key or source.filter_key, getattr(source, "choice", None)
         self.cut, self.counts = np.asarray(cut, np.int64), dict(counts)
-        self._pieces = {row[0]: Piece(*row[1:]) for row in self.cut.tolist()}
+        self._pieces = {row[0]: CutPiece(*row[1:]) for row in self.cut.tolist()}
 
     @cached_property
     def lengths(self) -> Mapping[str, Array]:  # type: ignore[override]  # mypy takes it for read-only
@@ -97,7 +97,7 @@ class CutSamples(Selection):
             found[name][self.cut[:, 0]] = values
         return found
 
-    def piece(self, index: int) -> Piece | None:
+    def piece(self, index: int) -> CutPiece | None:
         """Returns what a sample has of the one that it is cut from; None of a whole one."""
         return self._pieces.get(index)
 

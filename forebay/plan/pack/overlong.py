@@ -12,7 +12,7 @@ import numpy as np
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
 from forebay.steps.text.chat.conversation import parse_conversation
-from forebay.store.cut_samples import CutSamples, Piece
+from forebay.store.cut_samples import CutPiece, CutSamples
 from forebay.store.key import digest
 from forebay.store.layout import TEXT, Array, Ints
 from forebay.store.source import SampleSource, length_of
@@ -45,7 +45,7 @@ def in_pieces(source: SampleSource, settings: PlanConfig | None) -> SampleSource
         if learnt:
             counts[place], left_out = len(learnt), left_out + len(found) - len(learnt)
             rows += [(place, number, *piece) for number, piece in enumerate(learnt)]
-    cut = np.array(rows, np.int64).reshape(len(rows), 2 + len(Piece._fields))
+    cut = np.array(rows, np.int64).reshape(len(rows), 2 + len(CutPiece._fields))
     firsts = np.cumsum(counts) - counts
     told = {"samples": len(np.unique(cut[:, 0])), "pieces": len(cut), "nothing_learnt": left_out}
     logger.info("%s: %d of %d overlong conversations are cut into %d", source.place, *_counted(told, len(overlong)))
@@ -104,18 +104,18 @@ class _Talk:
     def __len__(self) -> int:
         return len(self.images) - 1
 
-    def piece(self, start: int, end: int, head: int = 0) -> Piece:
+    def piece(self, start: int, end: int, head: int = 0) -> CutPiece:
         """Returns the piece from `start` to below `end`, behind the first `head` tokens."""
         first, stop, own = (int(self.images[place]) for place in (start, end, head))
         patches, learnt = (int(s[head] + s[end] - s[start]) for s in (self.patches, self.learnt))
-        return Piece(head, start, end, own, first, stop, patches, learnt)
+        return CutPiece(head, start, end, own, first, stop, patches, learnt)
 
-    def fits(self, piece: Piece) -> bool:
+    def fits(self, piece: CutPiece) -> bool:
         """Whether a pack has room for a piece."""
         most = self.settings.max_patches
         return piece.num_tokens <= self.settings.seq_len and (most is None or piece.patches <= most)
 
-    def truncated(self, head: int) -> Iterator[Piece]:
+    def truncated(self, head: int) -> Iterator[CutPiece]:
         """Yields the longest beginning, or behind `head` the longest end, that a pack has room for."""
         places, most = np.arange(len(self) + 1), self.settings.max_patches
         is_left = self.settings.truncate_side == "left"
@@ -127,7 +127,7 @@ class _Talk:
         if len(found := places[fits]):
             yield self.piece(int(found[0]), len(self), head) if is_left else self.piece(0, int(found[-1]))
 
-    def split(self, starts: Sequence[int], head: int) -> Iterator[Piece]:
+    def split(self, starts: Sequence[int], head: int) -> Iterator[CutPiece]:
         """Yields pieces that end where another exchange begins, each as long as a pack has room for."""
         bounds = [0, *starts, len(self)]
         at = 0
@@ -140,7 +140,7 @@ class _Talk:
             at = stop
 
 
-def _cut(source: SampleSource, place: int, settings: PackConfig) -> list[Piece]:
+def _cut(source: SampleSource, place: int, settings: PackConfig) -> list[CutPiece]:
     """Returns the pieces of a sample; none, or one without targets, where it cannot be cut."""
     sample, text = source.text_of(place)
     talk = _Talk.of(sample, source.constants, settings)
