@@ -38,7 +38,7 @@ from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.segments import SEGMENT_COLUMNS, Bounds, recordings_of, segment_columns, segment_of
-from forebay.store.image.formats import image_size
+from forebay.store.image.formats import MoreImages, image_size
 from forebay.store.layout import Array, Group
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
 from forebay.store.remote.raw.raw_sources import look_up, shown
@@ -122,6 +122,7 @@ class LookTask:
     cache_root: str
     max_bytes: int
     max_pixels: int
+    more_images: tuple[MoreImages, ...] = ()
 
     def name(self, position: int) -> str:
         """Returns what to call one of the items."""
@@ -172,7 +173,7 @@ def look_at(task: LookTask) -> pa.Table:
 
 
 def _size_of(data: bytes, task: LookTask, name: str) -> tuple[int, int]:
-    return image_size(data, max_pixels=task.max_pixels, sample_id=name)
+    return image_size(data, max_pixels=task.max_pixels, sample_id=name, more=task.more_images)
 
 
 def _sound_of(data: bytes, task: LookTask, name: str) -> tuple[int, int]:  # noqa: ARG001
@@ -392,6 +393,7 @@ class ListedMedia:
                 cache_root=self.cache_root,
                 max_bytes=self.source.max_sample_bytes,
                 max_pixels=self.source.max_pixels,
+                more_images=self.source.more_images,
             )
             start = stop
 
