@@ -122,7 +122,7 @@ class _Talk:
         tokens, patches = places, self.patches
         if is_left:
             tokens, patches = len(self) - places + head, patches[-1] - patches + patches[head]
-        fits = self.is_open & (tokens <= self.settings.seq_len) & (places >= head)
+        fits = self.is_open & (tokens <= self.settings.seq_len)
         fits &= True if most is None else patches <= most
         if len(found := places[fits]):
             yield self.piece(int(found[0]), len(self), head) if is_left else self.piece(0, int(found[-1]))
