@@ -202,6 +202,14 @@ def test_packs_have_the_loss_of_their_samples_in_every_framework(
         assert run_here(example, folder, max_steps=3, resume=True) == pytest.approx(one_by_one, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_qwen_vl_finetune_learns_from_what_is_decoded_once(folder: Path) -> None:
+    losses = run_here("qwen_vl_finetune", folder, "train.learning_rate=0.01", max_steps=4)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("fresh_accelerate")

@@ -29,6 +29,7 @@ from forebay.steps.text.chat.conversation import (
     parse_conversation,
     probe_turns,
     rendered_text,
+    stripped,
 )
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Told, Writer, WrittenIds, by_group
@@ -63,6 +64,8 @@ class Chat(TextStep):
     tokenizer: str
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
+    strip_text: bool = False
+    """Whether white space around images, and at both ends of what the user says, is left out."""
     version: int = 2
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -122,7 +125,7 @@ class ChatEncoder(OneByOne):
         )
         # Messages may write other control tokens, such as `<think>`.
         self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
-        self._merge_size = merge_size
+        self._step, self._merge_size = step, merge_size
         self._backend = self._vocabulary.open.backend
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -153,6 +156,7 @@ class ChatEncoder(OneByOne):
         `special_token_in_text`, `image_count_mismatch`, `bad_text`.
         """
         conversation = parse_conversation(text, sample_id=sample_id)
+        conversation = stripped(conversation) if self._step.strip_text else conversation
         turns = check_conversation(conversation, self._reserved, counts={"image": len(told)}, sample_id=sample_id)
         rendered = rendered_text(self._render, conversation, self._vocabulary.folder, sample_id=sample_id)
         spans = self._marks.spans(rendered)
@@ -198,6 +202,8 @@ class ProcessorChat(TextStep):
     processor_folder: str = field(default="", compare=False)
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
+    strip_text: bool = False
+    """Whether white space around images, and at both ends of what the user says, is left out."""
     version: int = 2
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -319,6 +325,7 @@ class ProcessorChatEncoder(OneByOne):
         `clips_together`.
         """
         conversation = parse_conversation(text, sample_id=sample_id)
+        conversation = stripped(conversation) if self.step.strip_text else conversation
         found = by_group(told)
         counts = {group: len(found[group]) for group in self.writer.groups}
         turns = check_conversation(conversation, self._reserved, counts=counts, sample_id=sample_id)
