@@ -24,6 +24,7 @@ from forebay.store.layout import Ints
 from forebay.train.collate.packed import PackCollator
 from forebay.train.select import select
 
+__all__ = ["CachedSupervisedDataset", "FlattenedCollator", "PaddedCollator", "make_supervised_data_module"]
 Item = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""What qwen-vl-finetune's trainer is given, equal to its documented rules written out with transformers' own parts."""
+"""The items and batches of qwen-vl-finetune, equal to its documented rules written out with transformers' own parts."""
 
 from __future__ import annotations
 
