@@ -40,15 +40,16 @@ def in_pieces(source: SampleSource, settings: PlanConfig | None) -> SampleSource
     _require_patches(source, settings)
     counts, rows, left_out = np.ones(len(source), np.int64), [], 0
     for place in overlong.tolist():
-        found = _cut(source, place, settings)
-        learnt = [piece for piece in found if piece.learnt]
+        pieces = _cut(source, place, settings)
+        learnt = [piece for piece in pieces if piece.learnt]
         if learnt:
-            counts[place], left_out = len(learnt), left_out + len(found) - len(learnt)
+            counts[place], left_out = len(learnt), left_out + len(pieces) - len(learnt)
             rows += [(place, number, *piece) for number, piece in enumerate(learnt)]
     cut = np.array(rows, np.int64).reshape(len(rows), 2 + len(CutPiece._fields))
     firsts = np.cumsum(counts) - counts
     told = {"samples": len(np.unique(cut[:, 0])), "pieces": len(cut), "nothing_learnt": left_out}
-    logger.info("%s: %d of %d overlong conversations are cut into %d", source.place, *_counted(told, len(overlong)))
+    found = (told["samples"], len(overlong), told["pieces"])
+    logger.info("%s: %d of %d overlong conversations are cut into %d", source.place, *found)
     names = ("overlong", "truncate_side", "repeat_system", "seq_len", "max_patches")
     by = {"version": CUT_VERSION, **{name: getattr(settings, name) for name in names}}
     return CutSamples(
@@ -60,18 +61,15 @@ def in_pieces(source: SampleSource, settings: PlanConfig | None) -> SampleSource
     )
 
 
-def _counted(told: dict[str, int], overlong: int) -> tuple[int, int, int]:
-    return told["samples"], overlong, told["pieces"]
-
-
 def _require_patches(source: SampleSource, settings: PackConfig) -> None:
     constants = source.constants
-    if constants.get("prompt") == "chat" and constants.groups.keys() == {"image", TEXT} and {*_TOKENS} <= {*constants}:
+    is_chat = constants.get("prompt") == "chat" and constants.groups.keys() == {"image", TEXT}
+    if is_chat and {*_TOKENS} <= {*constants} and "video_token_id" not in constants:
         return
+    has = f"prompt {constants.get('prompt')!r} and {', '.join(constants.groups)}"
     raise PlanError(
-        f'plan.overlong = "{settings.overlong}" is of conversations with images as patches (prompt = "chat"), and '
-        f"{source.place} has prompt {constants.get('prompt')!r} and groups {', '.join(constants.groups)}; set "
-        'plan.overlong = "drop"',
+        f'plan.overlong = "{settings.overlong}" is of conversations with images as patches, without videos; '
+        f'{source.place} has {has}; set plan.overlong = "drop"',
         code="FB504",
     )
 
@@ -161,14 +159,18 @@ def _turns(ids: Array, roles: Sequence[str], name: str) -> tuple[Ints, list[str]
     """Returns where the turns of a conversation begin, int64 [turns], and whose they are.
 
     ids: what the template wrote, whose first token begins every turn, as no message can. roles: of the messages. A
-    template may put a system's turn first. Raises PlanError where turns and messages do not agree.
+    template may put a system's turn first, and write what several tools say as one turn of the user. Raises PlanError
+    where turns and messages do not agree.
     """
     starts = np.flatnonzero(ids == ids[0])
     written = ids[np.minimum(starts + 1, len(ids) - 1)].tolist()
-    for wanted in (list(roles), ["system", *roles]):
+    merged = [role for before, role in zip(["", *roles], roles, strict=False) if (before, role) != ("tool", "tool")]
+    for wanted in (list(roles), ["system", *roles], merged, ["system", *merged]):
         said = dict(zip(wanted, written, strict=False))
-        is_told = len(wanted) == len(written) and len({*said.values()}) == len(said)
-        if is_told and [said[role] for role in wanted] == written:
+        own = [said[role] for role in said if role != "tool"]
+        if len(wanted) != len(written) or [said[role] for role in wanted] != written:
+            continue
+        if len({*own}) == len(own) and said.get("tool") != said.get("assistant", -1):
             return starts, wanted
     raise PlanError(
         f"{name} has the messages {', '.join(roles)}, and its template wrote {len(starts)} turns that are not these; "

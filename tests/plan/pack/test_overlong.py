@@ -278,6 +278,10 @@ def test_settings_that_say_nothing_are_refused() -> None:
 def test_samples_without_turns_are_refused_by_name() -> None:
     texts = FakeVlSource(prompt="plain")
     texts.lengths = {"num_tokens": np.array([9], np.int32)}
+    videos = FakeVlSource(video_token_id=61)
+    videos.lengths = texts.lengths
+    with pytest.raises(PlanError, match="without videos"):
+        in_pieces(videos, PackConfig(seq_len=8, overlong="truncate"))
     with pytest.raises(PlanError, match="prompt 'plain'"):
         in_pieces(texts, PackConfig(seq_len=8, overlong="split"))
     assert in_pieces(texts, PackConfig(seq_len=9, overlong="split")) is texts
@@ -287,6 +291,16 @@ def test_turns_are_those_of_the_messages_or_none() -> None:
     ids = np.array([1, 5, 9, 1, 6, 9, 1, 7, 9, 1, 6, 9])
     starts, roles = _turns(ids, ["user", "assistant", "user"], "x")
     assert (starts.tolist(), roles) == ([0, 3, 6, 9], ["system", "user", "assistant", "user"])
+    ids = np.array([1, 6, 1, 7, 1, 6, 1, 7])
+    assert _turns(ids, ["user", "assistant", "tool", "tool", "assistant"], "x")[1] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    own = np.array([1, 6, 1, 7, 1, 8, 1, 8, 1, 7])
+    assert len(_turns(own, ["user", "assistant", "tool", "tool", "assistant"], "x")[0]) == 5
+    ids = np.array([1, 5, 9, 1, 6, 9, 1, 7, 9, 1, 6, 9])
     for others in (["user", "assistant"], ["user", "assistant", "user", "assistant"], ["user"] * 4):
         with pytest.raises(PlanError, match="that are not these"):
             _turns(ids, others, "x")
