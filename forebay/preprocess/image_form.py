@@ -108,6 +108,7 @@ class PatchForm:
             "image": self.settings.to_json(),
             "max_pixels": self.step.max_pixels,
             "alpha": self.step.alpha,
+            **({"more_images": list(self.step.more_images)} if self.step.more_images else {}),
         }
 
     def probed(self) -> Iterator[Mapping[str, Any]]:
@@ -130,7 +131,7 @@ class PatchForm:
 
     def stored(self) -> StoredImages:
         """Returns how a sample is made of them."""
-        return StoredImages(self.codec, self.settings, self.step.max_pixels, self.step.alpha)
+        return StoredImages(self.codec, self.settings, self.step.max_pixels, self.step.alpha, self.step.more_images)
 
     def _opened(self) -> PixelSteps:
         return _opened_patches(self.step, self.folder, self.settings)
@@ -259,7 +260,7 @@ class DecodedForm(ArrayForm):
     """Images as they are decoded, `image` uint8 [height, width, 3], for a class of the user; nothing is stored."""
 
     def make(self, row: Mapping[str, Any], data: bytes) -> Values:
-        image = decode_image(data, max_pixels=self.step.max_pixels, sample_id=row["sample_id"], alpha=self.step.alpha)
+        image = decode_image(data, sample_id=row["sample_id"], **self.step.decoding)
         return {"image": np.asarray(image)}
 
     def probed_stored(self) -> Iterator[Values]:

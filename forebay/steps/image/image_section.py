@@ -77,6 +77,7 @@ class ImageGroup(GroupRecipe):
             "folder": vision.processor,
             "max_pixels": config.source.max_pixels,
             "max_sample_bytes": config.source.max_sample_bytes,
+            "more_images": config.source.more_images,
         }
         made_step = made(step, vision.settings, **{name: given[name] for name in step.given})
         return cls(step=made_step, folder=vision.processor, codec=vision.codec)
