@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
@@ -34,6 +35,7 @@ def main(config_path: str, overrides: list[str], *, resume: bool = False) -> lis
         gradient_accumulation_steps=config.train.grad_acc,
         dataset_kwargs={"skip_prepare_dataset": True},
         bf16=False,  # SFTConfig's default is true
+        use_cpu=not torch.cuda.is_available(),
         logging_steps=1,
         save_steps=config.train.checkpoint_every or config.train.max_steps,
         report_to=[],

@@ -266,6 +266,7 @@ FACES = {
         "forebay",
         *(f"forebay.{room}" for room in ("config", "errors", "inspect", "plan", "preprocess", "store", "train")),
         "forebay.train.integrations.hf",
+        "forebay.train.integrations.qwen_finetune",
     )
 }
 

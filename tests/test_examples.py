@@ -200,3 +200,28 @@ def test_packs_have_the_loss_of_their_samples_in_every_framework(
     assert losses == pytest.approx(one_by_one[:2], abs=1e-5)
     if example in ("hf_trainer", "hf_sft_trainer"):
         assert run_here(example, folder, max_steps=3, resume=True) == pytest.approx(one_by_one, abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_qwen_vl_finetune_learns_from_what_is_decoded_once(folder: Path) -> None:
+    losses = run_here("qwen_vl_finetune", folder, "train.learning_rate=0.01", max_steps=4)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.wide
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_trl_goes_on_with_one_rank_where_two_stopped(folder: Path) -> None:
+    """Packs of images: two ranks take three steps, one rank the third again, with twice the micro-batches a step."""
+    place, more = folder / "ranks", ["train.learning_rate=0.01", "train.checkpoint_every=1"]
+    one = [*more, "train.grad_acc=2"]
+    whole = run_here("hf_sft_trainer", place, *one, max_steps=3)
+    shutil.rmtree(place / "runs")
+    options = [f"run.cache_root={place}/caches", f"train.output_dir={place}/runs/hf_sft_trainer", "train.max_steps=3"]
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", 2, "--standalone")
+    outcome = python(*launcher, "examples/hf_sft_trainer.py", "configs/demo_vision.toml", *options, *more)
+    assert outcome.returncode == 0, outcome.stderr[-4000:]
+    shutil.rmtree(place / "runs/hf_sft_trainer/checkpoint-3")
+    assert run_here("hf_sft_trainer", place, *one, max_steps=3, resume=True) == pytest.approx(whole, abs=1e-3)

@@ -240,9 +240,15 @@ class PackConfig:
     usual algorithm."""
     pack_seed: int = 0
     """Seed of two draws: which samples of a length share a pack, and in which order they stand in the pack."""
-    overlong: Literal["drop", "error"] = "drop"
+    overlong: Literal["drop", "error", "truncate", "split"] = "drop"
     """What becomes of a sample above `seq_len`, `max_patches` or `max_frames`. `drop`: the sample is left out, counted
-    and listed. `error`: no plan is made."""
+    and listed. `error`: no plan is made. Of conversations that `[vision]` has as patches also `truncate`: the first
+    tokens are taken, never a part of an image; `split`: a conversation becomes several, each of which begins with a
+    message of the user. What cannot be cut is left out, counted and listed."""
+    truncate_side: Literal["right", "left"] = "right"
+    """Where `truncate` takes tokens away. `left`: the last ones stay."""
+    repeat_system: bool = False
+    """Whether what `split` or a truncation at the left takes off begins with the system message all the same."""
     shapes: Literal["natural", "fixed"] = "natural"
     """`natural`: a pack is as long as its samples. `fixed`: padded to exactly `seq_len` tokens, and to one of at most
     two numbers of patches, which the plan chooses so that the least is padding; for a compiled model."""
@@ -256,6 +262,10 @@ class PackConfig:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "lockstep")
+        if self.truncate_side == "left" and self.overlong != "truncate":
+            raise ValueError(f'truncate_side is of overlong = "truncate", and overlong is "{self.overlong}"')
+        if self.repeat_system and self.overlong != "split" and self.truncate_side != "left":
+            raise ValueError('repeat_system is of overlong = "split", or "truncate" with truncate_side = "left"')
         if isinstance(self.costs, dict):  # as a plan's metadata has them
             object.__setattr__(self, "costs", PackCosts(**self.costs))
         if self.balance == "none" and (self.lockstep != 8 or self.costs != PackCosts()):
@@ -274,6 +284,11 @@ class PackConfig:
     def has_shapes(self) -> bool:
         """Whether packs are padded to fixed shapes."""
         return self.shapes == "fixed"
+
+    @property
+    def cuts(self) -> bool:
+        """Whether conversations that are too long are cut."""
+        return self.overlong in ("truncate", "split")
 
     @property
     def is_balanced(self) -> bool:

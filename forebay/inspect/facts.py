@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,11 +22,12 @@ from forebay.errors import CacheCorruptError, CacheError, ConfigError
 from forebay.inspect.listed_groups import SeenItem, float32_bytes, image_settings_of, listed_groups
 from forebay.inspect.sample import Sample, check_index, number_of, read_sample, sample_index
 from forebay.inspect.seen_images import duration_histogram
-from forebay.plan.disk import cache_key_of, planned_samples, read_metadata, read_statistics
+from forebay.plan.disk import cache_key_of, is_of_all, planned_samples, read_metadata, read_statistics
 from forebay.steps.form import promises
 from forebay.steps.table import axis_names
 from forebay.steps.text.script import code_of
 from forebay.store.cache import Cache
+from forebay.store.cut_samples import CutPiece, CutSamples
 from forebay.store.layout import METADATA, PLANS, Array, FieldSpec, Group
 from forebay.store.metadata import check_description, load_array
 from forebay.store.selection import origin
@@ -68,7 +69,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
         **_described(folder, metadata),
         "num_samples": metadata["num_samples"],
         "cache_keys": metadata["plan"]["cache_keys"] if "filter" not in metadata else [cache_key_of(metadata)],
-        "arrays": metadata["arrays"] | {n: e for n, e in metadata.get("filter", {}).items() if n == "selected"},
+        "arrays": metadata["arrays"]
+        | {n: e for n, e in metadata.get("filter", {}).items() if n in ("selected", "cut")},
     }
 
 
@@ -80,7 +82,7 @@ def _described(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
         **{name: metadata[name] for name in figures if name in metadata},
         "folder": str(folder),
         "settings": metadata["plan"]["settings"],
-        **({"filter": metadata["filter"]["said"]} if "filter" in metadata else {}),
+        **({"filter": metadata["filter"]["said"]} if not is_of_all(metadata) else {}),
         "statistics": read_statistics(folder, metadata),
     }
 
@@ -204,7 +206,8 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
         )
     entries = plan["arrays"]
     arrays = {n: load_array(folder, f"{n}.npy", entries[n], verify=True) for n in ("members", "offsets")}
-    places = origin(planned_samples(folder, cache))[1]
+    source = planned_samples(folder, cache)
+    places = origin(source)[1]
     index = number_of(wanted)
     if index is None:
         sample = sample_index(cache, wanted)
@@ -222,14 +225,25 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
             "delete that folder and run: forebay preprocess CONFIG",
             code="FB412",
         )
-    members = members if places is None else places[members].tolist()
+    shown = [read_sample(cache, member if places is None else int(places[member]), config=None) for member in members]
+    if isinstance(source, CutSamples):
+        pieces = map(source.piece, members)
+        shown = [each if piece is None else of_piece(each, piece) for each, piece in zip(shown, pieces, strict=True)]
     return Pack(
         index=index,
         num_packs=plan["num_packs"],
         seq_len=plan["settings"]["seq_len"],
         max_patches=plan["settings"]["max_patches"],
-        segments=tuple(read_sample(cache, member, config=None) for member in members),
+        segments=tuple(shown),
     )
+
+
+def of_piece(sample: Sample, piece: CutPiece) -> Sample:
+    """Returns what a piece has of a sample: its tokens, and the images that it shows."""
+    tensors = {name: piece.of_tokens(sample.tensors[name]) for name in ("input_ids", "label_mask")}
+    counts = {"num_tokens": piece.num_tokens, "num_patches": piece.patches, "num_images": piece.num_images}
+    items = {group: piece.of_images(shown) for group, shown in sample.items.items()}
+    return replace(sample, tensors=tensors, row={**sample.row, **counts}, items=items, conversation=None)
 
 
 def _tokens(sample: Sample) -> int:

@@ -144,7 +144,8 @@ def small(settings: PlanConfig | None, *, longest: int) -> PlanConfig:
     """
     if isinstance(settings, PackConfig):
         shorter = min(settings.seq_len, max(settings.seq_len // 8, longest))
-        return dataclasses.replace(settings, seq_len=shorter, buffer_size=0, overlong="drop")
+        whole: dict[str, Any] = {"overlong": "drop", "truncate_side": "right", "repeat_system": False}
+        return dataclasses.replace(settings, seq_len=shorter, buffer_size=0, **whole)
     if isinstance(settings, WindowConfig):
         return dataclasses.replace(settings, batch_seconds=None, batch_size=4, lockstep=1)
     if isinstance(settings, BucketConfig):

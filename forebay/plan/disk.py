@@ -26,6 +26,7 @@ from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.statistics import FORM, PACK_FORM
 from forebay.plan.window import WindowPlan
 from forebay.store.cache import Cache
+from forebay.store.cut_samples import CutSamples
 from forebay.store.files import (
     fsync_folder,
     hash_file,
@@ -69,8 +70,10 @@ LAZY_BYTES = 2**25
 """A `members` of so many bytes has `SUMS`; hashing less at once takes 3 ms."""
 SELECTED = "selected.npy"
 """Beside packs of what a filter left of a cache: the places of these samples in the cache, int64."""
+CUT = "cut.npy"
+"""Beside packs of conversations of which some are cut: `CutSamples.cut`; `SELECTED` is of what each is a piece of."""
 _ARRAY = record({"size_bytes": COUNT, "xxh3_128": TEXT})
-_FILTER = record({"of": TEXT, "key": TEXT, "said": TEXT}, {"selected": _ARRAY})
+_FILTER = record({"of": TEXT, "key": TEXT, "said": TEXT}, {"selected": _ARRAY, "cut": _ARRAY})
 _PACKS = all_of(map_of(_ARRAY), record({"members": _ARRAY, "offsets": _ARRAY}))
 _PACK_SETTINGS = record({"seq_len": POSITIVE, "max_patches": or_null(COUNT)}, {"max_frames": COUNT})
 
@@ -80,7 +83,7 @@ def _form(counted: str, share: str, *, arrays: Check, settings: Check) -> Check:
     plan = record({"cache_keys": list_of(TEXT, may_be_empty=False), "settings": settings})
     texts = dict.fromkeys(("plan_key", "kind", "statistics_xxh3_128"), TEXT)
     counts = {"num_samples": COUNT, counted: COUNT, share: NUMBER}
-    return record({**texts, **counts, "arrays": arrays, "plan": plan}, {"filter": _FILTER})
+    return record({**texts, **counts, "arrays": arrays, "plan": plan}, {"filter": _FILTER, "cut": map_of(COUNT)})
 
 
 _METADATA_OF_PACKS = _form("num_packs", "fill", arrays=_PACKS, settings=_PACK_SETTINGS)
@@ -163,9 +166,12 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
 
 def _write_selection(folder: Path, selection: Selection, settings: PlanConfig) -> dict[str, Any]:
     """Returns what the metadata say of a filter. Packs alone are read without the config that has it."""
-    note: dict[str, Any] = {"of": selection.source.key, "key": selection.filter_key, "said": str(selection.choice)}
+    key, said = selection.filter_key or "", "" if selection.choice is None else str(selection.choice)
+    note: dict[str, Any] = {"of": selection.source.key, "key": key, "said": said}
     if isinstance(settings, PackConfig):
         note["selected"] = _write_array(folder / SELECTED, selection.places)
+    if isinstance(selection, CutSamples):
+        note["cut"] = _write_array(folder / CUT, selection.cut)
     return note
 
 
@@ -175,8 +181,13 @@ def cache_key_of(metadata: Mapping[str, Any]) -> str:
     return str(metadata["plan"]["cache_keys"][0] if note is None else note["of"])
 
 
+def is_of_all(metadata: Mapping[str, Any]) -> bool:
+    """Whether a plan is of all samples of its cache, whole or cut. metadata: of `read_metadata`."""
+    return not metadata.get("filter", {}).get("key")
+
+
 def planned_samples(folder: Path, cache: Cache) -> Cache | Selection:
-    """Returns the samples of a cache that a plan of packs is of: all of them, or those that a filter left.
+    """Returns the samples of a cache that a plan of packs is of: all of them, those that a filter left, or pieces.
 
     cache: of the key that `cache_key_of` gives. Raises CacheCorruptError where the plan's list of them is damaged.
     """
@@ -188,11 +199,18 @@ def planned_samples(folder: Path, cache: Cache) -> Cache | Selection:
         places = _map_array(path, note["selected"], is_checked=True)
     except KeyError as err:
         raise CacheCorruptError(f"{folder / METADATA} has a filter and no {SELECTED}; {_AGAIN}") from err
-    count = metadata["num_samples"]
-    is_right = places.dtype == np.int64 and places.shape == (count,) and bool((np.diff(places) > 0).all())
+    count, least = metadata["num_samples"], int("cut" not in note)
+    is_right = places.dtype == np.int64 and places.shape == (count,) and bool((np.diff(places) >= least).all())
     if not is_right or (count and not 0 <= places[0] <= places[-1] < len(cache)):
         raise CacheCorruptError(f"{path} is no list of {count} samples among {len(cache)}; {_AGAIN}")
-    return Selection(cache, places, key=metadata["plan"]["cache_keys"][0], filter_key=note["key"])
+    key, filter_key = metadata["plan"]["cache_keys"][0], note["key"] or None
+    if "cut" not in note:
+        return Selection(cache, places, key=key, filter_key=filter_key)
+    cut = _map_array(folder / CUT, note["cut"], is_checked=True)
+    try:
+        return CutSamples(cache, places, cut, key=key, counts=metadata["cut"], filter_key=filter_key)
+    except (KeyError, TypeError, ValueError, IndexError) as err:
+        raise CacheCorruptError(f"{folder / CUT} holds no pieces of {count} samples; {_AGAIN}") from err
 
 
 def _mapped(folder: Path, metadata: dict[str, Any], settings: PlanConfig) -> AnyPlan:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from forebay.plan.window import window_plan
 from forebay.progress import during
 from forebay.steps.step import TextStep
 from forebay.steps.table import text_step_of
+from forebay.store.cut_samples import CutSamples
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, SIDES, Array
 from forebay.store.learnt_tokens import learnt_tokens
@@ -72,6 +74,7 @@ class Samples:
     without edges in tokens they stand in one bucket. text: the step of their texts.
     sides: integers [num_samples, 2 a group], height and width of the latents of each; None: there are none.
     merge_size: its square is the patches of an image token; 0: no token stands for patches.
+    cut: counts of conversations that are cut, see `CutSamples`; empty where none is.
     """
 
     durations: Array | None = None
@@ -89,6 +92,7 @@ class Samples:
     sides: Array | None = None
     merge_size: int = 0
     text: type[TextStep] | None = None
+    cut: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -192,6 +196,7 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
         units = {"patches": _asked(samples.patches), "frames": _asked(samples.clip_frames)}
         of_rows = _row_tokens(samples)
         packs = pack_plan(of_rows, **units, merge_size=samples.merge_size, settings=settings)
+        packs = replace(packs, cut=samples.cut) if samples.cut else packs
         if not settings.is_balanced:
             return packs
         seen = {"patches": units["patches"], "images": _asked(samples.images)}
@@ -323,6 +328,7 @@ def samples_of(source: SampleSource) -> Samples:
         sides=np.stack([length_of(source, name) for name in sides], axis=1) if sides else None,
         merge_size=int(source.constants.get("merge_size", 0)),
         text=text_step_of(source.constants) if source.constants.has_items else None,
+        cut=sum((Counter(part.counts) for part in parts_of(source) if isinstance(part, CutSamples)), Counter()),
     )
 
 

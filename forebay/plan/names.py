@@ -30,7 +30,8 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
         del described["max_frames"]
     if isinstance(settings, PackConfig):
         others = dict.fromkeys(("balance", "costs", "lockstep"), settings.is_balanced)
-        others["shapes"] = settings.has_shapes
+        others |= {"shapes": settings.has_shapes, "repeat_system": settings.repeat_system}
+        others["truncate_side"] = settings.truncate_side != "right"
         described = {name: value for name, value in described.items() if others.get(name, True)}
     if not isinstance(settings, PackConfig) and settings.batch_seconds is not None:
         described["batch_seconds"] = float(settings.batch_seconds)

@@ -138,8 +138,8 @@ def pack_statistics(
     all packs' `max_patches` (null without), `frame_fill` that of frames in `max_frames` (absent without). `samples`,
     `tokens`, `patches`, `frames` and `images` are of a pack: mean, least, most and a histogram, `counts[i]` packs from
     `edges[i]` up to below `edges[i + 1]`, the last one included.
-    `unplaced` counts the samples in no pack by reason, `dropped` all of them. `worlds` as in `batch_statistics`;
-    `mean_displacement` and `shard_spread`: see `Randomness`. O(num_samples) time.
+    `unplaced` counts the samples in no pack by reason, `dropped` all of them. `cut` is of `CutSamples`, absent without.
+    `worlds` as in `batch_statistics`; `mean_displacement` and `shard_spread`: see `Randomness`. O(num_samples) time.
     Raises PlanError for lengths of other samples.
     """
     given = {"tokens": tokens, "patches": patches, "frames": frames, "images": images}
@@ -175,6 +175,7 @@ def pack_statistics(
         **{name: _figures(found) for name, found in held.items()},
         "unplaced": unplaced,
         "dropped": sum(unplaced.values()),
+        **({"cut": dict(plan.cut)} if plan.cut else {}),
         **_of_order(plan, order, randomness),
     }
 
@@ -401,6 +402,7 @@ PACK_FORM: Check = record(
         **_COUNTED,
         "patch_fill": or_null(NUMBER),
         "frame_fill": NUMBER,
+        "cut": map_of(COUNT),
         **dict.fromkeys(("samples", "patches", "frames", "images"), _PACK_FIGURES),
     },
 )

@@ -22,6 +22,7 @@ from forebay.config.remote import Url, is_url, parse_url
 from forebay.config.tree import Config
 from forebay.errors import BuildError, CacheCorruptError, ConfigError, PlanError, RemoteError, RemoteExistsError
 from forebay.plan.make import plan_of
+from forebay.plan.pack.overlong import in_pieces
 from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.build_run import Run
 from forebay.preprocess.device_process import devices_of, serve_device
@@ -195,7 +196,7 @@ def _with_plan(config: Config, report: BuildReport) -> BuildReport:
     source: SampleSource = open_cache(report.cache, remote=config.remote)
     if config.filter.is_given:
         source = filtered(source, Filter.of(config.filter))
-    planned = plan_of(config, source)
+    planned = plan_of(config, in_pieces(source, config.plan))
     folder = None if planned.folder is None else str(planned.folder)
     return replace(report, plan=planned.summary(), plan_folder=folder)
 

@@ -64,12 +64,14 @@ class Step:
     one's values have, and by whose name caches call them; empty where that is the step itself. given: the fields that
     no config sets beside that name, for example the digest of a folder. axes: what the first axis of each field counts,
     or its length where that is the same for all samples. libraries: modules that it imports when it makes values.
+    later: fields that the step has had for some time only, whose defaults are what it did before.
     """
 
     name: ClassVar[str] = ""
     stored_as: ClassVar[str] = ""
     axes: ClassVar[dict[str, str | int]] = {}
     given: ClassVar[frozenset[str]] = frozenset()
+    later: ClassVar[frozenset[str]] = frozenset()
     libraries: ClassVar[tuple[str, ...]] = ()
 
     def identity(self) -> dict[str, Any]:
@@ -77,9 +79,13 @@ class Step:
         return {"step": type(self).__name__, **self.compared()}
 
     def compared(self) -> dict[str, Any]:
-        """Returns the fields that are the step's identity: not a path, which has `compare=False`, beside a digest."""
-        names = {f.name for f in fields(self) if f.compare}
-        return {name: value for name, value in asdict(self).items() if name in names}
+        """Returns the fields that are the step's identity: not a path, which has `compare=False`, beside a digest.
+
+        Those of `later` where they are no default: keys from before they were there stay as they are.
+        """
+        known = {f.name: f for f in fields(self) if f.compare}
+        kept = {name: value for name, value in asdict(self).items() if name in known}
+        return {name: value for name, value in kept.items() if name not in self.later or value != known[name].default}
 
     @classmethod
     def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,6 +309,7 @@ class ImageStep(ItemStep):
     items: ClassVar[str] = "images"
     unit: ClassVar[str] = "patches"
     is_of_transformers: ClassVar[bool] = False
+    later: ClassVar[frozenset[str]] = frozenset({"more_images"})
     libraries: ClassVar[tuple[str, ...]] = ("PIL.Image", "torch", "transformers")
 
     processor: str
@@ -315,11 +322,6 @@ class ImageStep(ItemStep):
     given a path."""
     more_images: tuple[MoreImages, ...] = ()
     """See `source.more_images`."""
-
-    def compared(self) -> dict[str, Any]:
-        """See `Step`; images by choice where there are some, as steps without have always been written."""
-        found = Step.compared(self)
-        return {name: value for name, value in found.items() if name != "more_images" or value}
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import xxhash
 
 from forebay.errors import ConfigError
 from forebay.store.layout import Array, FieldSpec, Ints
-from forebay.store.source import SampleSource
+from forebay.store.source import Sample, SampleSource
 from forebay.terminal import first_of
 from forebay.visible import human_bytes, printable
 
@@ -106,7 +106,11 @@ class ByHand(SampleSource):
 
     def arrays(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as arrays, the patches of several images as one."""
-        return dict(self.read(index))
+        return self.joined(self.read(index))
+
+    def joined(self, sample: Sample) -> dict[str, Any]:
+        """Returns a sample of `read` with the values of several images as one array."""
+        return dict(sample)
 
 
 def pcm16_wav(samples: Array, sample_rate_hz: int) -> bytes:

@@ -38,7 +38,7 @@ from forebay.store.metadata import check_file, checked_fields, groups_of, items_
 from forebay.store.open_shards import SLOTS, CheckedArray, OpenShards, ShardFiles, no_such_row, open_slots
 from forebay.store.shard import Shard, ShardEntry, row_of, rows_of, shard_fields, shard_name, table_dtype
 from forebay.store.shared_disk import look_anew
-from forebay.store.source import SampleBatch
+from forebay.store.source import Sample, SampleBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -387,9 +387,18 @@ class Cache(ByHand):
         except IndexError as err:
             raise no_such_row(self.folder, index, slot) from err
 
-    def arrays(self, index: int) -> dict[str, Any]:
-        """Returns the tensor fields of one sample as `read` does, the values of several images as one array."""
-        sample: Mapping[str, Any] = self.read(index)
+    def text_of(self, index: int) -> tuple[Sample, str]:
+        """See `SampleSource`."""
+        index = self._position(index)
+        self._slots.require(index)
+        slot = self._slot_at[index]
+        shard, row = self._open.get(TEXT, slot >> ROW_BITS), slot & ROW_MASK
+        found = shard.row(row)
+        shard.check_row(row, found)
+        return found, shard.string("text", row)
+
+    def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ByHand`."""
         for stored in self._stored.values():
             sample = stored.joined(sample)
         return dict(sample)

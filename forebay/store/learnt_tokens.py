@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from forebay.store.cache import Cache
+from forebay.store.cut_samples import CutSamples
 from forebay.store.layout import TEXT, Array, Ints
 from forebay.store.selection import origin
 from forebay.store.source import SampleSource, length_of
@@ -25,4 +26,6 @@ def learnt_tokens(source: SampleSource) -> Array:
         values, offsets = base.shard(TEXT, shard).column(_MASK)
         sums = np.concatenate(([0], np.cumsum(values != 0)))[offsets]
         found[samples] = np.diff(sums)[rows]
+    if isinstance(source, CutSamples):
+        return source.learnt(found)
     return found if places is None else found[places]

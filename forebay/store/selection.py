@@ -45,7 +45,7 @@ class Selection(ByHand):
             raise TypeError("a selection is of one source; make a selection of each source of the union")
         self.key, self.choice, self.name = key, choice, name or source.place
         self.filter_key = filter_key if source.filter_key is None else digest([source.filter_key, filter_key])
-        base, own = origin(source)
+        base, own = origin(source) if source.are_whole else (source, None)
         self.source: SampleSource = base
         self.places: Ints = np.array(places if own is None else own[places], np.int64)
         self.places.flags.writeable = False
@@ -106,9 +106,13 @@ class Selection(ByHand):
         """See `SampleSource`."""
         return self.source.read_batch([self._place(index) for index in indices])
 
-    def arrays(self, index: int) -> dict[str, Any]:
-        place = self._place(index)
-        return self.source.arrays(place) if isinstance(self.source, ByHand) else dict(self.source.read(place))
+    def joined(self, sample: Sample) -> dict[str, Any]:
+        """See `ByHand`."""
+        return self.source.joined(sample) if isinstance(self.source, ByHand) else dict(sample)
+
+    def text_of(self, index: int) -> tuple[Sample, str]:
+        """See `SampleSource`."""
+        return self.source.text_of(self._place(index))
 
     def sample_id(self, index: int) -> str:
         return self.source.sample_id(self._place(index))

@@ -68,6 +68,8 @@ class SampleSource(ABC):
     constants: Constants
     filter_key: str | None = None
     """Digest of what the samples were chosen by, see `Selection`; None: they are all that there are."""
+    are_whole: bool = True
+    """Whether samples are as they were made, see `CutSamples`."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -83,6 +85,10 @@ class SampleSource(ABC):
     def read_one(self, index: int) -> tuple[Sample, int]:
         """Returns what `read` returns, and the index of the sample that it is: of a bad one another stands in."""
         return self.read(index), index
+
+    def text_of(self, index: int) -> tuple[Sample, str]:
+        """Returns the fields of one sample's text, and that text; no item that it lists is decoded."""
+        raise NotImplementedError(f"{self.place} has no texts beside their fields")
 
     def read_batch(self, indices: Sequence[int]) -> SampleBatch | None:  # noqa: ARG002
         """Returns samples as `read_one` has each; None where they are to be read one by one, for errors too."""

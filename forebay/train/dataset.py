@@ -19,7 +19,7 @@ from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import LoaderConfig, stand_in
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.plan.cursor import Cursor, CursorStep, Resumable
-from forebay.plan.disk import STATISTICS, cache_key_of, pack_settings, planned_samples, read_metadata
+from forebay.plan.disk import STATISTICS, cache_key_of, is_of_all, pack_settings, planned_samples, read_metadata
 from forebay.plan.make import Planned, opened_packs
 from forebay.steps.batch import IGNORED
 from forebay.steps.image.image_section import image_step_of
@@ -355,10 +355,13 @@ def _plan_of(cache: Cache, *, name: str | None, seq_len: int | None) -> Path:
         try:
             if TEMPORARY_MARK in path.parent.name:
                 continue
-            key, settings = pack_settings(path.parent)
-            if key == cache.key:
+            _, settings = pack_settings(path.parent)
+            metadata = read_metadata(path.parent)
+            if cache_key_of(metadata) != cache.key:
+                continue
+            if is_of_all(metadata):
                 found[path.parent] = settings.seq_len
-            elif cache_key_of(read_metadata(path.parent)) == cache.key:
+            else:
                 chosen.append(path.parent.name)
         except CacheError as err:  # of buckets, or damaged
             logger.info("leaving out a plan: %s", err)

@@ -19,6 +19,7 @@ from forebay.plan.in_order import in_order
 from forebay.plan.interface import Plan
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.mix_sources import mix, mix_packs
+from forebay.plan.pack.overlong import in_pieces
 from forebay.steps.recipe import AnyConfig, as_config, load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import form_step
@@ -225,6 +226,7 @@ def select(config: Config) -> SampleSource:
         parts = [(_select_one(config), config.path)]
     if config.filter.is_given:
         parts = _filtered(config, parts)
+    parts = [(in_pieces(part, config.plan), name) for part, name in parts]
     return _union(config, parts) if config.mixture.source else parts[0][0]
 
 
@@ -292,7 +294,7 @@ def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, s
     loader = replace(
         named.loader, cache=settings.cache, verify=settings.verify, max_open_shards=settings.max_open_shards
     )
-    return select(replace(named, loader=loader, mixture=MixtureConfig())), str(entry.config)
+    return select(replace(named, loader=loader, mixture=MixtureConfig(), plan=None)), str(entry.config)
 
 
 def where_it_lies(named: Config, config: Config) -> Config:

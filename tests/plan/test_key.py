@@ -42,6 +42,13 @@ OF_PACKS: dict[str, Any] = {
 }
 OF_BALANCE: dict[str, Any] = {"costs": PackCosts(token=1.0), "lockstep": 4}
 """Settings of packs that count only beside `balance`."""
+CUTS: list[dict[str, Any]] = [
+    {"overlong": "truncate"},
+    {"overlong": "truncate", "truncate_side": "left"},
+    {"overlong": "truncate", "truncate_side": "left", "repeat_system": True},
+    {"overlong": "split"},
+    {"overlong": "split", "repeat_system": True},
+]
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -54,7 +61,10 @@ def test_every_change_is_another_key() -> None:
     keys |= {plan_key("a" * 64, settings) for settings in (WindowConfig(batch_size=4), PACKS)}
     assert len(keys) == len(CHANGES) + 2
     names = {field.name for settings in (BucketConfig, WindowConfig, PackConfig) for field in fields(settings)}
-    assert names == set(CHANGES) | {"kind", "window", "calibration", "max_frames"} | {*OF_PACKS, *OF_BALANCE}
+    assert names == set(CHANGES) | {"kind", "window", "calibration", "max_frames"} | {
+        *(*OF_PACKS, *OF_BALANCE),
+        *("truncate_side", "repeat_system"),
+    }
 
 
 def test_the_document_holds_what_the_plan_depends_on() -> None:
@@ -83,6 +93,7 @@ def test_every_setting_of_packs_is_in_their_key_and_in_no_other() -> None:
     keys = {plan_key("a", replace(PACKS, **{name: value})) for name, value in {**OF_PACKS, "tail": "drop"}.items()}
     assert len(keys | {plan_key("a", PACKS)}) == len(OF_PACKS) + 2
     assert not set(plan_document("a", SETTINGS)["settings"]) & set(OF_PACKS)
+    assert len({plan_key("a", replace(PACKS, **cut)) for cut in CUTS} | keys) == len(OF_PACKS) + 1 + len(CUTS)
 
 
 def test_the_key_of_packs_is_the_recorded_one() -> None:

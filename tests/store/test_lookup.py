@@ -526,7 +526,7 @@ def test_every_setting_of_a_processor_changes_the_key(tmp_path: Path, field: str
     assert [difference["field"] for difference in differences(other.document, base.document)] == [f"vision.{field}"]
 
 
-@pytest.mark.parametrize(("name", "value"), [("learn_through", "newline"), ("train_on", "last")])
+@pytest.mark.parametrize(("name", "value"), [("learn_through", "newline"), ("train_on", "last"), ("strip_text", True)])
 def test_what_is_learnt_changes_the_key_of_conversations(tmp_path: Path, name: str, value: str) -> None:
     chat = {"tokenizer": str(DEMO_VISION), "prompt": "chat"}
     base = recipe_of(config_of(tmp_path, vision=VISION, text=chat))
@@ -594,7 +594,7 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("columns", "label")}  # tests/rows/test_images_labels.py
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {
         ("text", "learn_through"),
-        ("text", "train_on"),
+        *(("text", "train_on"), ("text", "strip_text")),
         ("text", "pairs"),  # tests/train/test_pairs.py
     }
     tried |= {("vision", field) for field, _ in PROCESSED_CHANGES}

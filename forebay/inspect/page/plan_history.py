@@ -20,6 +20,7 @@ from forebay.inspect.seen_images import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
 from forebay.plan.names import plan_key
+from forebay.plan.pack.overlong import in_pieces
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 from forebay.store.metadata import load_array
 from forebay.store.sample_filter import Filter
@@ -94,6 +95,7 @@ def views_of(columns: PageColumns, config: Config | None, *, roots: Sequence[Pat
     source: SampleSource = columns.cache
     if config is not None and config.filter.is_given:
         source = filtered(columns.cache, Filter.of(config.filter))
+    source = in_pieces(source, settings)
     wanted = None if settings is None else plan_key(source.key, settings)
     found = sorted(plans_of(columns.cache.key, roots), key=lambda plan: plan["key"] != wanted)[:6]
     views = [
@@ -162,7 +164,7 @@ def _view(
 ) -> PlanView:
     members, offsets, sizes = (arrays.get(name) for name in ("members", "offsets", "batch_sizes"))
     view = PlanView(facts=facts, is_wanted=is_wanted, is_kept=is_kept)
-    if members is None or offsets is None:
+    if members is None or offsets is None or "cut" in facts["statistics"]:  # it is drawn of whole samples
         return view
     if facts["kind"] == "pack":
         room = int(facts["settings"].get("seq_len") or _room(facts, members, offsets, columns))

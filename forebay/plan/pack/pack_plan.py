@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf, lcm
 from typing import Any, Self
@@ -61,7 +61,8 @@ class PackPlan(KeptPlan):
     offsets: int64 [num_packs + 1]; pack p holds members[offsets[p] : offsets[p + 1]].
     unplaced: for each reason of `unplaced_by` the indices, rising, of the samples that are in no pack.
     settings: by which the packs were made.
-    patch_classes: see `Plan`.
+    patch_classes: see `Plan`. cut: counts of conversations that are cut, see `CutSamples`; the plan's samples are then
+    what they are cut into.
     """
 
     members: Array
@@ -69,6 +70,7 @@ class PackPlan(KeptPlan):
     unplaced: Mapping[str, Array]
     settings: PackConfig
     patch_classes: tuple[int, ...] = ()
+    cut: Mapping[str, int] = field(default_factory=dict)
     check: Callable[[Ints], None] | None = None
 
     def order(self, seed: int, epoch: int) -> PackOrder:
@@ -84,6 +86,10 @@ class PackPlan(KeptPlan):
         left_out = [f", {len(own)} left out as {reason}" for reason, own in self.unplaced.items() if len(own)]
         sizes = " or ".join(map(str, self.patch_classes))
         padded = f" of {self.settings.seq_len} tokens and {sizes} rows of items" if self.patch_classes else ""
+        if self.cut:
+            left_out.append(f", {self.cut['samples']} cut into {self.cut['pieces']}")
+            none = self.cut.get("nothing_learnt", 0)
+            left_out += [f", {none} pieces left out as nothing_learnt"] if none else []
         return f"{len(self.members)} samples in {self.num_batches} packs{padded}{''.join(left_out)}"
 
     @property
@@ -124,14 +130,15 @@ class PackPlan(KeptPlan):
 
     def figures(self, _settings: PlanConfig) -> dict[str, Any]:
         """See `KeptPlan`."""
-        return {"patch_classes": list(self.patch_classes)} if self.settings.has_shapes else {}
+        found: dict[str, Any] = {"patch_classes": list(self.patch_classes)} if self.settings.has_shapes else {}
+        return {**found, "cut": dict(self.cut)} if self.cut else found
 
     @classmethod
     def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: PackConfig) -> Self:
         """See `KeptPlan`; raises ValueError where the arrays are no packs of so many samples, whatever their sums."""
         unplaced = {reason: kept.pop(reason) for reason in unplaced_by(settings)}
         shapes = tuple(metadata["patch_classes"]) if settings.has_shapes else ()
-        plan = cls(unplaced=unplaced, **kept, settings=settings, patch_classes=shapes)
+        plan = cls(unplaced=unplaced, **kept, settings=settings, patch_classes=shapes, cut=metadata.get("cut", {}))
         plan.require_packs(metadata["num_samples"])
         return plan
 

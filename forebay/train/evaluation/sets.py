@@ -16,6 +16,7 @@ from forebay.config.tree import Config, MixtureConfig
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import plan_of
+from forebay.plan.pack.overlong import in_pieces
 from forebay.steps.recipe import load_config
 from forebay.store.selection import first_samples
 from forebay.store.source import SampleSource, SourceUnion, parts_of
@@ -108,7 +109,7 @@ def _source(config: Config, entry: EvalConfig, facts: ModelFacts) -> tuple[Confi
     try:
         if entry.cache is not None:
             planned_by = replace(config, mixture=MixtureConfig())
-            source: SampleSource = open_by_config(entry.cache, config)
+            source: SampleSource = in_pieces(open_by_config(entry.cache, config), config.plan)
         else:
             named = where_it_lies(load_config(str(entry.config)), config)
             reading = {name: getattr(settings, name) for name in ("cache", "verify", "max_open_shards")}

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
@@ -309,6 +310,12 @@ class LoaderMixin:
         sizes = (getattr(self, f"get_{kind}_size", lambda: 1)() for kind in ("tp", "cp", "sp"))
         shards = math.prod(sizes)
         rank, world = self.accelerator.process_index // shards, self.accelerator.num_processes // shards
+        if dist.is_initialized() and dist.get_world_size() != self.accelerator.num_processes:
+            raise ConfigError(
+                f"{dist.get_world_size()} processes run, and each Trainer takes itself for {rank + 1} of {world}: they "
+                "would train apart; without a GPU set use_cpu=True in its arguments",
+                code="FB707",
+            )
         if (loader.dp_rank, loader.dp_world_size) != (rank, world):
             raise ConfigError(
                 f"the loader is that of rank {loader.dp_rank} of {loader.dp_world_size}, the Trainer's is rank {rank} "

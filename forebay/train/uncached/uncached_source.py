@@ -32,7 +32,7 @@ from forebay.store.key import digest
 from forebay.store.layout import TEXT, Array, FieldSpec, Group, Ints, sorted_categories
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.row_table import as_texts, row_table, strings_digest
-from forebay.store.source import SampleSource
+from forebay.store.source import Sample, SampleSource
 from forebay.train.uncached.kept_listing import Rejected, counted_rows
 
 logger = logging.getLogger(__name__)
@@ -164,16 +164,18 @@ class UncachedSource(SampleSource):
         """Returns the digest of the samples' ids in their order."""
         return strings_digest(self._rows["sample_id"])
 
+    def text_of(self, index: int) -> tuple[Sample, str]:
+        """See `SampleSource`. Raises SampleError for a text that cannot be used."""
+        row = self._text_row(index)
+        return self._text_fields(row), str(row["text"])
+
     def _make(self, index: int) -> dict[str, Any]:
         """Returns one sample, read-only. Raises SampleError where it cannot be used."""
         own = [(group, self._made(group, index)) for group in self._groups.items if group.lists is None]
-        text_rows = self._groups.text_rows(self._listing, index, index + 1)
-        text = _good(next(iter(self._groups.text.samples(text_rows, self._names))))
-        sample = {spec.name: text[spec.name] for spec in self._tensors(TEXT)}
+        sample: dict[str, Any] = self._text_fields(self._text_row(index))
         for group, made in own:
             group.check(made[0], self._rows.slice(index, 1))
         listed = [(group, self._made(group, index)) for group in self._groups.items if group.lists is not None]
-        sample = {name: self._as_stored(name, value) for name, value in sample.items()}
         for group, made in (*own, *listed):
             stored = [
                 {spec.name: self._as_stored(spec.name, one[spec.name]) for spec in self._tensors(group.name)}
@@ -181,6 +183,13 @@ class UncachedSource(SampleSource):
             ]
             sample = group.joined(sample, stored)
         return sample
+
+    def _text_row(self, index: int) -> dict[str, Any]:
+        rows = self._groups.text_rows(self._listing, index, index + 1)
+        return _good(next(iter(self._groups.text.samples(rows, self._names))))
+
+    def _text_fields(self, row: Mapping[str, Any]) -> dict[str, Array]:
+        return {spec.name: self._as_stored(spec.name, row[spec.name]) for spec in self._tensors(TEXT)}
 
     def _made(self, group: ItemGroup, index: int) -> list[dict[str, Any]]:
         """Returns what is made of the items of a row, each different one once."""

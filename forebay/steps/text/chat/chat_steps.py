@@ -33,6 +33,7 @@ from forebay.steps.text.chat.conversation import (
     parse_conversation,
     probe_turns,
     rendered_text,
+    stripped,
 )
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Told, Writer, WrittenIds, by_group
@@ -52,6 +53,10 @@ VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
 
 # A model counts all of these, whoever wrote them. Some are in no template.
 _ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", "<|video_pad|>")
+
+
+LATER = frozenset({"train_on", "pairs", "strip_text"})
+"""Settings that these steps did not always have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +80,10 @@ class Chat(TextStep):
     """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
     pairs: bool = False
     """Whether rows have an answer to prefer and one to reject: of images as a processor gives them alone."""
+    strip_text: bool = False
+    """Whether white space around images, and at both ends of what the user says, is left out."""
     version: int = 2
+    later: ClassVar[frozenset[str]] = LATER
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
@@ -141,7 +149,7 @@ class ChatEncoder(OneByOne):
         )
         # Messages may write other control tokens, such as `<think>`.
         self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
-        self._merge_size, self._train_on = merge_size, step.train_on
+        self._step, self._merge_size = step, merge_size
         self._backend = self._vocabulary.open.backend
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -172,9 +180,10 @@ class ChatEncoder(OneByOne):
         `special_token_in_text`, `image_count_mismatch`, `bad_text`, `has_tools`, `has_reasoning`.
         """
         conversation, folder = parse_conversation(text, sample_id=sample_id), self._vocabulary.folder
+        conversation = stripped(conversation) if self._step.strip_text else conversation
         counts = {"image": len(told)}
         turns = check_conversation(
-            conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self._train_on
+            conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self._step.train_on
         )
         rendered = rendered_text(self._render, conversation, folder, sample_id=sample_id)
         check_shown(conversation, self._render, self._marks, folder=folder, sample_id=sample_id)
@@ -227,7 +236,10 @@ class ProcessorChat(TextStep):
     """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
     pairs: bool = False
     """Whether rows have an answer to prefer and one to reject, for batches of preference training."""
+    strip_text: bool = False
+    """Whether white space around images, and at both ends of what the user says, is left out."""
     version: int = 2
+    later: ClassVar[frozenset[str]] = LATER
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
@@ -360,6 +372,7 @@ class ProcessorChatEncoder(OneByOne):
         `clips_together`, `has_tools`, `has_reasoning`, `preference_data`, `bad_pair`.
         """
         conversation = parse_conversation(text, sample_id=sample_id)
+        conversation = stripped(conversation) if self.step.strip_text else conversation
         if not self.step.pairs:
             return self._encoded(conversation, told, sample_id=sample_id)
         pair = both_of(conversation, sample_id=sample_id)

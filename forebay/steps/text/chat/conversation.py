@@ -149,6 +149,20 @@ def _checked_message(message: Message, place: int, reserved: re.Pattern[str], *,
     return items
 
 
+def stripped(conversation: Sequence[Message]) -> list[Message]:
+    """Returns the messages with no white space around the texts of the user, as qwen-vl-finetune writes them."""
+    return [
+        {**message, "content": [part for part in map(_stripped, message["content"]) if part.get("text") != ""]}
+        if message["role"] == "user"
+        else message
+        for message in conversation
+    ]
+
+
+def _stripped(part: dict[str, str]) -> dict[str, str]:
+    return {**part, "text": part["text"].strip()} if part["type"] == "text" else part
+
+
 def rendered_text(render: Render, conversation: Sequence[Message], folder: object, *, sample_id: str) -> str:
     """Returns what the chat template of a folder writes of a conversation, which a tokenizer can take.
 
