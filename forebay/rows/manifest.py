@@ -63,11 +63,15 @@ items; they are consecutive, numbers rise). Because of that order `row`, the pla
 
 ITEM_FACTS: Mapping[Group, str] = {
     "audio": "num_samples:int64 sample_rate_hz:int32",
-    "image": "width:int32 height:int32",
+    "image": "width:int32 height:int32 num_frames:int32 fps:float64",
 }
-"""What the header of an item says: samples of one channel at its own rate; pixels as displayed."""
-ITEM_BOUNDS: Mapping[Group, str] = {"audio": "start_s:float64? end_s:float64? channel:int32?", "image": ""}
-"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it."""
+"""What the header of an item says: samples of one channel at its own rate; pixels as displayed, of a still 0 frames."""
+ITEM_BOUNDS: Mapping[Group, str] = {
+    "audio": "start_s:float64? end_s:float64? channel:int32?",
+    "image": "video:string?",
+}
+"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it. Which frames of a video are
+asked for, see `Sampling.to_text`; null of an image."""
 ITEM_SCHEMAS = {
     group: schema_of(f"file:int32 member:large_string offset:int64 size:int64 hash:string {facts} {ITEM_BOUNDS[group]}")
     for group, facts in ITEM_FACTS.items()
@@ -286,7 +290,8 @@ def described(counts: Mapping[str, int]) -> str:
 class MediaPlace(NamedTuple):
     """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar.
 
-    segment: the `Bounds` of a stretch of a recording, None of all of it.
+    segment: the `Bounds` of a stretch of a recording, None of all of it. video: which frames of a video, None of an
+    image.
     """
 
     path: str | None = None
@@ -295,6 +300,7 @@ class MediaPlace(NamedTuple):
     size: int = WHOLE_FILE
     run: int = 0
     segment: tuple[float, float, int | None] | None = None
+    video: str | None = None
 
 
 class Record(NamedTuple):
