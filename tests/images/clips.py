@@ -68,6 +68,29 @@ def sound() -> bytes:
     return file.getvalue()
 
 
+def without_frames() -> bytes:
+    """An AVI of which only the header was written."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as container:
+        stream: Any = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        container.start_encoding()
+    return file.getvalue()
+
+
+def cut(data: bytes, path: Path, share: float) -> bytes:
+    """The first bytes of an MP4 whose list of frames stands at its beginning. path: where it is written."""
+    with av.open(io.BytesIO(data)) as read, av.open(str(path), "w", options={"movflags": "faststart"}) as container:
+        source: Any = read.streams.video[0]
+        stream = container.add_stream_from_template(source)
+        for packet in read.demux(source):
+            if packet.dts is not None:
+                packet.stream = stream
+                container.mux(packet)
+    whole = path.read_bytes()
+    return whole[: int(share * len(whole))]
+
+
 def turned(data: bytes) -> bytes:
     """An MP4 that says it is shown turned by 90 degrees with the clock: the matrix of its track's header."""
     at = data.index(struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30), data.index(b"tkhd"))

@@ -246,10 +246,11 @@ def _used(conversation: Sequence[Mapping[str, Any]], group: Group, items: Sequen
     parts = [part for message in conversation for part in message["content"] if part["type"] == group]
     tags = sum(group not in part for part in parts)
     if tags != len(items):
-        noun = _NOUNS[group]
+        noun, article = _NOUNS[group], "a" if group == VIDEOS else "an"
         raise TextError(
             COUNTED[group],
-            f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or an {group} part, for every {noun}",
+            f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or {article} {group} part, "
+            f"for every {noun}",
         )
     rest = iter(items)
     return [_cut(part.pop(group) if group in part else next(rest), part.pop(_SEGMENT, None)) for part in parts]

@@ -23,6 +23,8 @@ from forebay.store.layout import Array
 
 _FORMS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,flv,gif,ogg,asf"
 """Containers that are read. None opens another file."""
+_SURE = (0.25, 0.05)
+"""The seconds, and the share of a video's length, that its header may say too much."""
 _LIKE_CONSTANT = 0.5
 """Intervals that frames of a constant rate lie off their place at most: containers round times."""
 
@@ -130,7 +132,11 @@ class _Times:
     @classmethod
     def of(cls, container: Any, stream: Any, sample_id: str) -> _Times:
         """Returns those that the packets say, none of which is decoded."""
-        shown = [packet.pts for packet in container.demux(stream) if packet.size]
+        shown, end_s = [], 0.0
+        for packet in container.demux():
+            if packet.size and packet.stream is stream:
+                shown.append(packet.pts)
+            end_s = max(end_s, _header_s(packet.pts, packet.time_base) + _header_s(packet.duration, packet.time_base))
         if not shown:
             raise DecodeError("no_frames", f"video {sample_id}: it has no frames; leave it out")
         if None in shown:
@@ -138,6 +144,10 @@ class _Times:
         found = sorted({*shown})
         if stream.frames > len(found):
             raise _truncated(sample_id, f"its header says {stream.frames} frames, and {len(found)} are there")
+        # WebM says no number of frames, but how long all of it is, sound among it.
+        start_s, length_s = _header_s(container.start_time, 1e-6), _header_s(container.duration, 1e-6)
+        if not stream.frames and end_s - start_s < length_s - max(_SURE[0], _SURE[1] * length_s):
+            raise _truncated(sample_id, f"its header says {length_s:.2f} s, and it ends at {end_s - start_s:.2f} s")
         ticks, base_s = np.array(found, np.int64), float(stream.time_base)
         rate = float(stream.average_rate or 0)
         if len(ticks) > 1:
@@ -173,14 +183,15 @@ def _opened(data: bytes, sample_id: str) -> Iterator[tuple[Any, Any]]:
     options = {"format_whitelist": _FORMS, "protocol_whitelist": "none"}
     try:
         with av.open(io.BytesIO(data), options=options) as container:
-            stills = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
-            if not stills:
+            moving = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
+            if not moving:
                 raise DecodeError("no_video_stream", f"video {sample_id}: it has no moving pictures; leave it out")
-            stills[0].codec_context.thread_count = 1  # a worker has one core
-            yield container, stills[0]
+            moving[0].codec_context.thread_count = 1  # a worker has one core
+            moving[0].codec_context.options = {"err_detect": "explode"}  # damage is an error, not made good
+            yield container, moving[0]
     except (av.FFmpegError, IndexError) as err:
         raise DecodeError(
-            "unreadable_video", f"video {sample_id}: {type(err).__name__}: {err}; write the video again"
+            "unreadable_video", f"video {sample_id}: {getattr(err, 'strerror', err)}; write the video again"
         ) from err
 
 
