@@ -4,6 +4,8 @@ forebay makes the shards of a `[[model]]` section in this process: it decodes, p
 checks, writes and fsyncs. The bare loop calls the same model of transformers with the same batches, which are ready in
 memory, and drops what it gives. The row `handing over` is what it costs to bring these batches to the process of a
 device and the outputs back: both ends are in this process. Weights are random; sizes are those of small public models.
+`reading` is the CPU of the loader for the same states, once of a recording, which a sample has, and once of a text,
+which it lists: 6.4 kB a sample, so that what is not a copy shows.
 
 Every round takes all contestants in turn. Figures are medians of the rounds, and ratios are medians of the ratios
 within a round.
@@ -12,13 +14,16 @@ within a round.
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import socket
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,8 @@ os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import numpy as np
+import soundfile
 import torch
 import transformers as T
 
@@ -37,11 +44,13 @@ from benchmarks.here_pool import HerePool
 from benchmarks.plan import usual_durations
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay import load_config
+from forebay.preprocess import build
 from forebay.preprocess.device_process import ArrayChannel
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.pretrained import from_folder
 from forebay.steps.model.open_model import OpenModel
 from forebay.store.layout import TEXT
+from forebay.train import make_loader
 
 Ready = list[tuple[OpenModel, dict[str, Any], Sequence[int]]]
 
@@ -150,6 +159,50 @@ def measured(name: str, tasks: Sequence[ShardTask], folder: Path, *, rounds: int
     }
 
 
+_OWN = """
+import numpy as np
+
+class States:
+    version = 1
+    fields = {"states": {"dtype": "float32", "shape": [None, 64]}}
+
+    def prepare(self, sample):
+        return np.zeros((50, 64), np.float32)
+
+    def forward(self, batch):
+        return {"states": batch}
+"""
+_READ = """
+name = "{takes}"
+source = {{kind = "jsonl", manifest = "rows.jsonl"}}
+audio = {{features = "lengths"}}
+plan = {{kind = "bucket", batch_size = 32}}
+loader = {{num_threads = 0}}
+run = {{allow_code = true, num_workers = 1}}
+model = [{{name = "states", folder = "own.py:States", takes = "{takes}", dtype = "float16"}}]
+"""
+
+
+def reading(folder: Path, *, num_samples: int, rounds: int) -> dict[str, Any]:
+    """Returns samples a second of the CPU by what the states are of, and their ratio."""
+    (folder / "own.py").write_text(_OWN, encoding="utf-8")
+    soundfile.write(folder / "one.wav", np.zeros(1600, np.int16), 16_000)
+    rows = "".join(f'{{"audio": "one.wav", "text": "text {n}", "id": "{n}"}}\n' for n in range(num_samples))
+    (folder / "rows.jsonl").write_text(rows, encoding="utf-8")
+    loaders = {}
+    for takes in ("audio", "text"):
+        (folder / f"{takes}.toml").write_text(_READ.format(takes=takes), encoding="utf-8")
+        config = load_config(folder / f"{takes}.toml", overrides=[f"run.cache_root={folder / 'kept'}"])
+        build(config)
+        loaders[takes] = make_loader(config)
+        deque(loaders[takes], maxlen=0)  # hashes every sample
+    found: dict[str, list[float]] = {takes: [] for takes in loaders}
+    for _, (takes, loader) in itertools.product(range(rounds), loaders.items()):
+        found[takes].append(num_samples / timed(partial(deque, loader, maxlen=0)).cpu_s)
+    named = {f"of {takes}, samples a CPU second": median(speeds) for takes, speeds in found.items()}
+    return {**named, "text of audio": ratio(found["text"], found["audio"])}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__, argv)
     rounds = 1 if options.tiny else options.rounds or 3
@@ -163,6 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "machine": machine("numpy", "torch", "transformers"),
             "rounds": rounds,
             "models": [measured(name, tasks[name], Path(place), rounds=rounds) for name in MODELS],
+            "reading": [reading(Path(place), num_samples=64 if options.tiny else 3000, rounds=rounds)],
         }
     show(document, as_json=options.json)
     return 0

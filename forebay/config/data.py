@@ -396,6 +396,9 @@ class SourceConfig:
     rows: str | None = None
     """With `[vision]`, and of `kind = "text"`: the rows of the manifests to take, as a Python slice: `"0:1000"`,
     `"::10"`. Of texts no more is read than that takes."""
+    more_images: tuple[Literal["avif", "jpeg2000", "16-bit", "first_frame"], ...] = ()
+    """Images that are read beside the common ones: `["avif", "jpeg2000"]`; `16-bit`, whose values above 255 become
+    white as in the processor; `first_frame` of animations and of several pages. The names are in the key."""
     max_pixels: int = 89_478_485
     """With `[vision]`: an image whose header says more fails as `too_many_pixels` before a pixel is decoded. The
     default is Pillow's own limit."""

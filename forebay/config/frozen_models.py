@@ -11,7 +11,8 @@ from forebay.config.data import STRICT, at_least
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_TAKEN = ("audio", "image", "text")
+TAKEN = ("audio", "image", "text")
+"""Kinds of items that models take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +66,9 @@ class ModelConfig:
     folder: str = field(metadata={"path": True, "hub": True, "example": '"models/mimi"'})
     """Folder with config.json and safetensors, or a model of the Hub at one commit (`owner/name@COMMIT`); or
     `"file.py:Class"` beside the config, with `allow_code = true` under `[run]` in the file itself."""
-    takes: Literal["audio", "image", "text"] | tuple[Literal["image", "text"], ...]
-    """What of a row it is given; `["image", "text"]`: each image with the row's text."""
+    takes: str | tuple[Literal["image", "text"], ...] = field(metadata={"example": '"audio"'})
+    """`"audio"`, `"image"` or `"text"` of a row; `["image", "text"]`: each image with the row's text; or the name of an
+    earlier section, for a class of your own: the fields that it stores of an item."""
     call: str | None = None
     """The method that is called: `encode`, `forward`, `get_text_features`, ... Left out: that of its family."""
     keep: dict[str, KeptOutput] | None = None
@@ -93,27 +95,41 @@ class ModelConfig:
     """A size that is found, and that fewer images would have, is left out, and they are cropped to another."""
     resample: Literal["lanczos", "bicubic"] = "lanczos"
     """Pillow's filter by which images are resized to `size`."""
+    crops: int = 1
+    """Windows of each image, evenly from one end to the other of the side that `size` cuts; an odd number. The middle
+    one is the sample, the others are variants: the loader hands out one by (seed, epoch, sample id)."""
+    flip: bool = False
+    """Of a model of images: what it gives of each image and window that is mirrored left to right is a variant too."""
     digest: str | None = None
     """What `forebay key` says of the folder: stands in for it where only training reads the cache."""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or self.name in _TAKEN:
+        if not _NAME.fullmatch(self.name) or self.name in TAKEN:
             raise ValueError(
-                f"name is {self.name!r}, wanted letters a to z, digits and _, and none of {', '.join(_TAKEN)}"
+                f"name is {self.name!r}, wanted letters a to z, digits and _, and none of {', '.join(TAKEN)}"
             )
         if unnamed := [name for name in self.keep or () if not name.isidentifier()]:
             raise ValueError(f"keep has a field {unnamed[0]!r:.80}, wanted letters, digits and _")
-        if self.takes not in _TAKEN and sorted(self.takes) != ["image", "text"]:
+        if not isinstance(self.takes, str) and sorted(self.takes) != ["image", "text"]:
             raise ValueError(f'takes is {list(self.takes)}, wanted "audio", "image", "text" or ["image", "text"]')
         if self.digest is not None and not _DIGEST.fullmatch(self.digest):
             raise ValueError(f"digest is {self.digest!r:.80}, wanted the 64 hex digits that forebay key prints")
-        at_least(self, 1, "batch", "size", "areas", "step", "least")
+        at_least(self, 1, "batch", "size", "areas", "step", "least", "crops")
+        self._check_sizes()
+        if self.crops % 2 == 0:
+            raise ValueError(f"crops is {self.crops}, wanted an odd number: the centred window is one of them")
+        if self.flip and (self.takes != "image" or self.is_code):
+            raise ValueError('flip is of folders that take images; set takes = "image", or leave it out')
+
+    def _check_sizes(self) -> None:
         if isinstance(self.shapes, int):
             at_least(self, 1, "shapes")
         elif self.shapes is not None and (not self.shapes or min(map(min, self.shapes)) < 1):
             raise ValueError(f"shapes is {self.shapes}, wanted a number, or sizes of 1 pixel or more")
         if self.size is None and (self.shapes is not None or self.areas):
             raise ValueError("shapes and areas are of images that are resized; give size")
+        if self.size is None and self.crops > 1:
+            raise ValueError("crops are of images that are resized; give size")
         if self.shapes is None and self.areas:
             raise ValueError("areas are of several sizes; give shapes")
         if not isinstance(self.shapes, int) and self.least > 1:
@@ -126,5 +142,7 @@ class ModelConfig:
 
     @property
     def taken(self) -> tuple[str, ...]:
-        """Kinds of items that it takes, in the order of the alphabet."""
-        return (self.takes,) if isinstance(self.takes, str) else tuple(sorted(self.takes))
+        """Kinds of items that it takes, in the order of the alphabet; none of a model that takes what another gives."""
+        if isinstance(self.takes, str):
+            return (self.takes,) if self.takes in TAKEN else ()
+        return tuple(sorted(self.takes))

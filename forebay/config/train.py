@@ -102,8 +102,8 @@ class TrainConfig:
     gradient_checkpointing: bool = False
     """Activations of a layer are computed again in the backward pass: less memory, a third more time."""
     compile: bool = False
-    """The model is compiled by `torch.compile`. A size that changes between batches is compiled once more, for all
-    values."""
+    """The model is compiled by `torch.compile`; of one that sees or hears the layers of its language model. A size that
+    changes between batches is compiled once more, for all values."""
     weight_decay: float = 0.0
     """Weight decay of AdamW. Biases and norm weights are not decayed."""
     max_grad_norm: float = 1.0

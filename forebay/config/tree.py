@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -329,9 +329,9 @@ class VisionConfig:
 
     __pydantic_config__ = STRICT
 
-    processor: str = field(metadata={"path": True, "hub": True})
+    processor: str = field(default="", metadata={"path": True, "hub": True})
     """Folder with the preprocessor_config.json of an image processor of transformers, or a model of the Hub at one
-    commit (`owner/name@COMMIT`); in the key by content."""
+    commit (`owner/name@COMMIT`); in the key by content. Left out only beside `images = "none"`."""
     images: Literal["auto", "patches", "processor", "none"] = "auto"
     """What is stored of an image. `patches`: those of Qwen2-VL's family, of which batches are packs. `processor`: what
     the processor gives of the image, whatever its class. `auto`: patches where the processor is of that family and
@@ -342,6 +342,10 @@ class VisionConfig:
     the key: the values are the same."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Every other field of the section: the settings of the step, `qwen2_vl` for patches, else `processor`."""
+
+    def __post_init__(self) -> None:
+        if not self.processor and self.images != "none":
+            raise ValueError("processor is missing: name the folder of an image processor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -410,8 +414,9 @@ class Config:
         if not split or not all(c.isalnum() or c in "._-" for c in split):
             raise ValueError(f"source.split {split!r} becomes a folder: use letters, digits, '.', '_', '-'")
         taken = {kind: model.folder for model in self.model for kind in model.taken}
-        if "image" in taken and self.vision is None:
-            object.__setattr__(self, "vision", VisionConfig(processor=taken["image"], images="none"))
+        if "image" in taken and (self.vision is None or not self.vision.processor):
+            vision = self.vision or VisionConfig(images="none")
+            object.__setattr__(self, "vision", replace(vision, processor=taken["image"]))
         if not self.vision and self.audio is None:
             object.__setattr__(self, "audio", AudioConfig(features="lengths") if "audio" in taken else AudioConfig())
         if self.vision and self.audio is None and self.text is None and self.vision.images != "none":

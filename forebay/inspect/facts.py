@@ -439,10 +439,11 @@ def _field(spec: FieldSpec, names: Mapping[str, str | int]) -> dict[str, Any]:
     return {"dtype": spec.dtype, "shape": axes(spec, names), "group": spec.group, "role": spec.role}
 
 
-def _group(cache: Cache, group: Group) -> dict[str, int]:
+def _group(cache: Cache, group: Group) -> dict[str, Any]:
     entries = [entry for _, entry in cache.shard_entries(group)]
     return {
         "num_shards": len(entries),
         "rows": sum(entry.rows for entry in entries),
         "size_bytes": sum(entry.size_bytes for entry in entries),
+        "variants": cache.constants.of(group).get("variants", []),
     }

@@ -95,6 +95,8 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from wrapped(entry("made with", ""), made_with)
     for group, promise in facts["promises"].items():
         yield from wrapped(entry("batches", ""), f"{group}: {printable(promise)}")
+    for name, variants in ((name, group["variants"]) for name, group in groups.items() if group["variants"]):
+        yield from wrapped(entry("variants", ""), f"{name}: {printable(', '.join(variants))}")
     for group, texts in facts["captions"].items():
         said = "{min} to {max} texts a row, mean {mean}, {blank} blank ones passed over".format(**texts)
         yield entry("captions", f"{group}: {said}")
@@ -223,7 +225,7 @@ def _recipe(facts: Mapping[str, Any]) -> Iterator[str]:
     yield "recipe"
     for section, settings in facts["recipe"].items():
         text = settings_text(settings) if isinstance(settings, Mapping) else "none"
-        yield from wrapped(f"  {section:<{LABEL - 2}}", text)
+        yield from wrapped(f"  {section:<{LABEL - 3}} ", text)
 
 
 _CODECS = {

@@ -88,7 +88,7 @@ class BucketCase:
 
     def _sample(self, source: SampleSource) -> Sample:
         sample: Sample = source.read(self.index)
-        if (variants := Variants.of(source.constants, list(source.fields))) is not None:
+        for variants in Variants.all_of(source.constants, source.fields.values()):
             sample = variants.longest(sample)
         if (captions := CaptionDraws.of(Stored.of(source))) is not None:
             sample = captions.longest(sample)

@@ -257,8 +257,8 @@ def _untimed(samples: Samples, settings: PlanConfig) -> PlanConfig:
         if samples.text is None or samples.text.can_pack:
             return settings
         raise PlanError(
-            'plan.kind is "pack", and images of a processor stand in batches; set plan.kind = "bucket" with '
-            'batch_size, or vision.images = "patches"',
+            'plan.kind is "pack", and images of a processor, and what a model gives beside texts, stand in batches; '
+            'set plan.kind = "bucket" with batch_size, or of images vision.images = "patches"',
             code="FB504",
         )
     if settings.batch_seconds is not None:

@@ -15,6 +15,7 @@ from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
 from forebay.plan.mixture.mixture_plan import MixturePlan
+from forebay.plan.mixture.packs_of_sources import PackMixture
 from forebay.plan.shard_line import BLOCKS_IN_TOUCH, Windows
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Array, Ints
@@ -193,6 +194,8 @@ def _needed(shards: RemoteShards, cursor: Cursor, *, at_once: int) -> list[Ints]
 
 
 def _instead(plan: Plan) -> str:
+    if isinstance(plan, PackMixture):
+        return ""
     if isinstance(plan, BucketPlan | MixturePlan):
         return 'plan.locality = "auto", '
     return 'plan.kind = "bucket" with plan.locality = "auto", ' if isinstance(plan, WindowPlan) else ""

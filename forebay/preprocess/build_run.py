@@ -25,7 +25,7 @@ from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.probe_sample import require_promise, require_same_machine
 from forebay.preprocess.runner.parts import PartLog, sole_driver
-from forebay.preprocess.runner.ray import OnNode, stores_of
+from forebay.preprocess.runner.ray import GPU, OnNode, stores_of
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
 from forebay.preprocess.stage_workspace import shard_place
 from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
@@ -149,7 +149,8 @@ class Run:
         wanted = {cut.key for cut in self.cuts}
         if self.options.rebuild:
             return {}
-        return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=self.listing.recipe.key)
+        recipe_key, here = self.listing.recipe.key, self.constants.groups
+        return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=recipe_key, here=here)
 
     def _part_log(self) -> PartLog:
         return PartLog(
@@ -243,7 +244,7 @@ class Run:
             host=self.host,
             probe=dict(self.probe),
             constants=self.constants,
-            device="cuda:0" if self.config.run.num_gpus else None,
+            device=GPU if self.config.run.num_gpus else None,
             driver=socket.gethostname(),
             token=self.token,
             stores=() if self.workspace.stage is not None else stores_of(self.listing.files),

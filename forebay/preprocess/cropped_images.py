@@ -23,7 +23,7 @@ from forebay.steps.image.cropped import Cropped
 from forebay.steps.image.image_section import ImageGroup
 from forebay.store.image.codec import decode_image
 from forebay.store.image.stored_items import StoredFields
-from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.layout import Array, FieldSpec, Group, variant_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +93,32 @@ class CroppedForm:
             )
 
     def make(self, row: Mapping[str, Any], data: bytes) -> Values:
-        """Returns the pixels of an image, uint8 [3, height, width]. Raises SampleError. row: with `columns`."""
-        width, height = self.columns
+        """Returns the pixels of an image, and of its other windows, uint8 [3, height, width]; raises SampleError.
+
+        row: with `columns`.
+        """
+        step, (width, height) = self.step, self.columns
         with span(FEATURES):
-            image = decode_image(data, max_pixels=self.step.max_pixels, sample_id=row["sample_id"])
-            return {"x": self.step.pixels(image, (row[width], row[height]))}
+            image = decode_image(data, max_pixels=step.max_pixels, sample_id=row["sample_id"])
+            size, windows = (row[width], row[height]), step.windows.items()
+            return {variant_name("x", name): step.pixels(image, size, begin) for name, begin in windows}
 
     def stored(self) -> StoredFields:
         """Returns how a sample is made of them."""
         return StoredFields((FieldSpec(name="x", dtype="uint8"),))
 
     def summary(self, images: pa.Table) -> dict[str, Any]:
-        """Returns how many images each target has, by `WIDTHxHEIGHT`, and the mean share that is cropped."""
+        """Returns how many images each target has, by `WIDTHxHEIGHT`, and the mean share that is cropped.
+
+        Where there are several windows, also how many images have no room for others than the first.
+        """
         names = ("width", "height", *self.columns)
         widths, heights, *sides = (images[name].to_numpy().astype(np.int64) for name in names)
         sizes, counts = np.unique(np.stack(sides, axis=1), axis=0, return_counts=True)
         shares = cropped_share(np.stack(sides, axis=1), widths, heights)
         found = {f"{width}x{height}": int(n) for (width, height), n in zip(sizes.tolist(), counts, strict=True)}
-        return {"targets": found, "cropped": round(float(shares.mean()), 4) if len(shares) else 0.0}
+        alike = {"crops_alike": int((shares == 0).sum())} if self.step.crops > 1 else {}
+        return {"targets": found, "cropped": round(float(shares.mean()), 4) if len(shares) else 0.0, **alike}
 
     def sides(self, images: pa.Table, factor: int) -> Sequence[Array]:
         """Returns height and width of the latent of each image, int64. factor: pixels of a side to one of a latent."""

@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Client, Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -29,16 +29,15 @@ import numpy as np
 from forebay.config.frozen_models import KeptOutput
 from forebay.errors import ConfigError
 from forebay.steps.form import FieldForm
-from forebay.steps.model.model_step import ModelStep
+from forebay.steps.model.model_step import CPU, ModelStep
+from forebay.steps.model.own_model import OwnModel, opened_own
 from forebay.steps.step import Batch
 from forebay.store.layout import Array
 from forebay.task_map import Map, device, is_second_try
 
 if TYPE_CHECKING:
     from forebay.steps.model.open_model import OpenModel
-    from forebay.steps.model.own_model import OwnModel
 
-CPU = "cpu"
 _ALIGNED = 64
 _PATIENCE_S = 60.0
 """A device's process that has died is there again within this time."""
@@ -152,6 +151,10 @@ def _channel_to(address: str) -> ArrayChannel:
             time.sleep(0.02)
 
 
+def _copied(made: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    return [{name: array.copy() for name, array in of_one.items()} for of_one in made]
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that the process of a device runs; used as an `OpenModel` is."""
@@ -173,8 +176,7 @@ class ServedModel:
     def made(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Array]]:
         """See `OpenModel`."""
         given = {name: np.ascontiguousarray(value.numpy()) for name, value in batch.items()}
-        made = on_device(_asked, self.step, "made", given, rows)
-        return [{name: array.copy() for name, array in of_one.items()} for of_one in made]
+        return _copied(on_device(_asked, self.step, "made", given, rows))
 
     def declared(self, first: Mapping[str, Array]) -> tuple[tuple[FieldForm, ...], Mapping[str, str]]:
         """See `OpenModel`."""
@@ -185,21 +187,39 @@ class ServedModel:
 def _asked(name: str, step: ModelStep, what: str, *args: Any) -> Any:
     from forebay.steps.model.open_model import opened_model  # not at import: most builds have no model
 
-    found = getattr(opened_model(step, name), what)
+    found = getattr(opened_own(step, name) if step.is_code else opened_model(step, name), what)
     return found(*args) if callable(found) else found
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOwn(OwnModel):
+    """A class of the user that asks for its device: this process prepares, and that of the device does the rest."""
+
+    @property
+    def machine(self) -> dict[str, str]:
+        """See `OpenModel`."""
+        return dict(on_device(_asked, self.step, "machine"))
+
+    def made(self, prepared: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
+        """See `OwnModel`."""
+        return _copied(on_device(_made_of_packed, self.step, *self.packed(prepared)))
+
+
+def _made_of_packed(name: str, step: ModelStep, data: bytes, arrays: Sequence[Any]) -> list[dict[str, Array]]:
+    own = opened_own(step, name)  # first: the batch may hold objects of classes in its file
+    return own.made(pickle.loads(data, buffers=arrays))  # noqa: S301  of our own
 
 
 Model: TypeAlias = "OpenModel | ServedModel | OwnModel"
 
 
 def model_at_hand(step: ModelStep) -> Model:
-    """Returns the model of a step where this process is to run it: here, or on a device; a class of the user here."""
+    """Returns the model of a step where this process is to run it: here, or on a device."""
     from forebay.steps.model.open_model import opened_model
-    from forebay.steps.model.own_model import opened_own
 
-    if step.is_code:
-        return opened_own(step)
     place = device() or CPU
+    if step.is_code:
+        return _served_own(step) if "/" in place else opened_own(step, place)
     return _served(step) if "/" in place else opened_model(step, place)
 
 
@@ -207,6 +227,12 @@ def model_at_hand(step: ModelStep) -> Model:
 def _served(step: ModelStep) -> ServedModel:
     family = step.family()
     return ServedModel(step, step.batch_of(family), step.outputs(family))
+
+
+@functools.lru_cache(maxsize=4)
+def _served_own(step: ModelStep) -> OwnModel:
+    here = opened_own(step)
+    return here if here.device is None else ServedOwn(**{each.name: getattr(here, each.name) for each in fields(here)})
 
 
 def devices_of(wanted: str | Sequence[str], map_: Map) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from forebay.preprocess.device_process import Model, model_at_hand
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
 from forebay.preprocess.image_form import ArrayForm, DecodedForm
 from forebay.preprocess.image_group import ImageItems
+from forebay.preprocess.model_batches import batches_by_length, own_rows, require_variants, too_large, varied_fields
 from forebay.preprocess.pair_inputs import PairInputs
 from forebay.preprocess.probe_sample import in_words, promise_of, sample_of
 from forebay.preprocess.row_captions import caption_counts
@@ -38,15 +39,15 @@ from forebay.spans import FEATURES, span
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
 from forebay.steps.audio.own_class import RESERVED
-from forebay.steps.form import BatchForm, FieldForm, Promise
+from forebay.steps.form import BatchForm, Promise
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.model.model_step import ModelStep, at_samples
-from forebay.steps.step import MODEL, Batch, Stored
+from forebay.steps.step import MODEL, Stored
 from forebay.store.image.codec import Codec
 from forebay.store.image.stored_items import StoredFields, shape_name
 from forebay.store.key import digest
-from forebay.store.layout import CHOICES, SIDES, Array, Constants, FieldSpec, Group
+from forebay.store.layout import CHOICES, SIDES, Array, Constants, FieldSpec, Group, variant_name
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
@@ -138,18 +139,29 @@ class ModelItems:
     @property
     def captions(self) -> CaptionsConfig | None:
         """The settings by which a row has several texts, of which a batch has one; None of other models."""
+        if isinstance(self.base, ModelItems):
+            return self.base.captions
         return self.base.choices if isinstance(self.base, TextInputs) else None
 
     def under(self, codec: Codec) -> Self:  # noqa: ARG002  there is one way
         return self
 
     def measured(self, constants: Mapping[str, Any]) -> Self:
-        return replace(self, known=json.dumps({name: constants.get(name) for name in ("form", "columns")}))
+        known = json.dumps({name: constants.get(name) for name in ("form", "columns")})
+        base = self.base.measured(constants["taken"]) if isinstance(self.base, ModelItems) else self.base
+        return replace(self, known=known, base=base)
+
+    def _described(self) -> dict[str, Any]:
+        """Returns what `measured` reads of constants."""
+        form, columns = self._declared
+        found = {"form": form.to_json(), "columns": {spec.name: spec.dtype for spec in columns}}
+        taken = {"taken": self.base._described()} if isinstance(self.base, ModelItems) else {}
+        return {name: value for name, value in (found | taken).items() if value}
 
     def fields(self) -> tuple[FieldSpec, ...]:
         hashes = () if self.lists is None else (FieldSpec(name=self._hash, dtype="str", role="table"),)
         form, columns = self._declared
-        return (*form.specs(), *columns, *hashes)
+        return (*form.specs(), *varied_fields(form, self.step.variants), *columns, *hashes)
 
     @property
     def _hash(self) -> str:
@@ -167,6 +179,8 @@ class ModelItems:
 
     def prepared_by(self) -> list[dict[str, Any]]:
         """Returns the identities of the steps that prepare its items: where a clip is cut, how it is decoded."""
+        if isinstance(self.base, ModelItems):
+            return [self.base.step.identity(), *self.base.prepared_by()]
         steps = getattr(self.base, "steps", None)
         return [] if steps is None else [step.identity() for step in steps.steps]
 
@@ -189,7 +203,7 @@ class ModelItems:
         for values in enumerate(self.prepared(model, self.base.samples(rows, read))):
             window.append(values)
             size += "failure" not in values[1]
-            if size == _WINDOW * model.batch_size:
+            if size * len(self.step.views) >= _WINDOW * model.batch_size:
                 yield from self._made(model, window, names)
                 window, size = [], 0
         yield from self._made(model, window, names)
@@ -200,9 +214,18 @@ class ModelItems:
         An item of which the model has no step fails.
         """
         if self.step.is_code:
-            return map(cast("OwnModel", model).prepared, items)
+            taken = map(self.base._taken, items) if isinstance(self.base, ModelItems) else items
+            return map(cast("OwnModel", model).prepared, taken)
         least = self.step.least_rows()
         return items if least == 1 else (self._long_enough(values, least) for values in items)
+
+    def _taken(self, values: Values) -> Values:
+        """Returns what a later model is given of an item: the arrays of its fields, as they are stored."""
+        if "failure" in values:
+            return values
+        form, columns = self._declared
+        arrays = {each.name: each.array(values) for each in form.stored}
+        return {"taken": arrays | {spec.name: values[spec.name] for spec in columns}}
 
     def _long_enough(self, values: Values, least: int) -> Values:
         count = least if "failure" in values else len(values[prepared_form(cast(Hashable, self.base)).main.on_disk])
@@ -216,25 +239,40 @@ class ModelItems:
         window = [values for _, values in rows]
         good = [place for place, values in enumerate(window) if "failure" not in values]
         named = [(rows[place][0], names[rows[place][0]]) for place in good]
-        made = dict(zip(good, self._outputs(model, [window[place] for place in good], named), strict=True))
-        form, columns = self._declared
-        forms = {each.name: each for each in form.stored}
+        views = self.step.views
+        flat = self._outputs(model, [window[place] for place in good], named, views=[*views.values()])
+        made = {place: flat[n * len(views) :][: len(views)] for n, place in enumerate(good)}
+        forms = {each.name: each for each in self.form.stored}
         for place, values in enumerate(window):
             if place not in made:
                 yield {name: values[name] for name in ("failure", "message")}
-            elif (why := _too_large(made[place], forms)) is not None:
+            elif why := next(filter(None, (too_large(each, forms) for each in made[place])), None):
                 yield {"failure": "not_finite", "message": f"model.{self.name}: {why}"}
             else:
-                found = {spec.name: made[place][spec.name].astype(spec.dtype) for spec in columns}
-                yield found | {k: v for name in forms for k, v in forms[name].stored(made[place][name]).items()}
+                yield self._stored(dict(zip(views, made[place], strict=True)))
+
+    def _stored(self, made: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
+        """Returns the fields of an item. made: its outputs, by the names of variants."""
+        form, columns = self._declared
+        found: dict[str, Any] = {spec.name: made[""][spec.name].astype(spec.dtype) for spec in columns}
+        for (name, outputs), field in itertools.product(made.items(), form.stored):
+            values = field.stored(outputs[field.name])
+            found |= {variant_name(key, name): values[key] for key in (values if not name else [field.on_disk])}
+        return found
 
     def _outputs(
-        self, model: Model, prepared: Sequence[Values], named: Sequence[tuple[int, str]] = (), batch_size: int = 0
+        self,
+        model: Model,
+        prepared: Sequence[Values],
+        named: Sequence[tuple[int, str]] = (),
+        batch_size: int = 0,
+        *,
+        views: Sequence[tuple[str, bool]] = (("", False),),
     ) -> list[dict[str, Array]]:
         """Returns the outputs for prepared items, which are given to the model by length, a batch at a time.
 
         A class of the user is given them in their order. named: row and name of each, for messages. batch_size: of a
-        batch; 0: that of the model.
+        batch; 0: that of the model. views: of each item, see `ModelStep.views`; their outputs stand side by side.
         """
         size = batch_size or model.batch_size
         if self.step.is_code:
@@ -248,26 +286,32 @@ class ModelItems:
         from forebay.steps.batch import collate_fields, fresh
 
         form = prepared_form(cast(Hashable, self.base))
-        columns = form.columns([self._sample(values) for values in prepared])
+        columns = form.columns([self._sample(values, *view) for values in prepared for view in views])
+        named = [each for each in named for _ in views]
         rows = [sum(map(len, arrays)) for arrays in columns[form.main.name]]
         shapes = [[array.shape for array in arrays] for arrays in columns[form.main.name]]
         found: dict[int, dict[str, Array]] = {}
-        for places in _batches(shapes, size, are_alike=form.main.pad is None):
+        for places in batches_by_length(shapes, size, are_alike=form.main.pad is None):
             part = {name: [arrays[place] for place in places] for name, arrays in columns.items()}
             batch = collate_fields(form, part, dtype=torch.float32, allocate=fresh, are_rows=True)
             with span(FEATURES), at_samples(self.step, [named[place] for place in places] if named else ()):
-                outputs = cast("OpenModel", model).made(
-                    batch, _own_rows(form, batch, [rows[place] for place in places])
-                )
+                outputs = cast("OpenModel", model).made(batch, own_rows(form, batch, [rows[place] for place in places]))
             found |= zip(places, outputs, strict=True)
-        return [found[place] for place in range(len(prepared))]
+        return [found[place] for place in range(len(rows))]
 
     def _of_class(self, model: OwnModel, prepared: Sequence[Values], named: Any) -> list[dict[str, Array]]:
         with span(FEATURES), at_samples(self.step, named):
             return model.made(prepared)
 
-    def _sample(self, values: Values) -> Mapping[str, Any]:
-        return values if self.base.lists is None else self.base.joined({}, [values])
+    def _sample(self, values: Values, window: str = "", is_flipped: bool = False) -> Mapping[str, Any]:  # noqa: FBT001, FBT002
+        """Returns a prepared item as its form has it."""
+        if self.base.lists is None:
+            return values
+        pixels = prepared_form(cast(Hashable, self.base)).pixels.name
+        sample = self.base.joined({}, [{**values, pixels: values[variant_name(pixels, window)]} if window else values])
+        if is_flipped:
+            sample[pixels] = tuple(np.ascontiguousarray(array[..., ::-1]) for array in sample[pixels])
+        return sample
 
     def told(self, items: pa.Table) -> list[Any]:
         return [None] * len(items)
@@ -286,23 +330,22 @@ class ModelItems:
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if self.lists is None:
             return {**items[0], **sample}
-        return StoredFields(self.form.specs()).sample(sample, items)
+        return StoredFields((*self.form.specs(), *varied_fields(self.form, self.step.variants))).sample(sample, items)
 
     def decoded(self, data: bytes, *, sample_id: str) -> Any:
         raise NotImplementedError(f"{self.name} is made by a model, and plain data sets have what was decoded")
 
     def constants(self) -> dict[str, Any]:
         """Returns the form, and what a probe finds: how far an output for an item alone is from that in a batch."""
-        (form, columns), found = _probed(self)
         return {
             "features": MODEL,
             "takes": self.step.takes,
             "is_listed": self.lists is not None,
-            "form": form.to_json(),
-            **({"columns": {spec.name: spec.dtype for spec in columns}} if columns else {}),
+            **self._described(),
+            **({"variants": self.step.variants} if self.step.variants else {}),
             **({} if self.captions is None else {CHOICES: {"has_empty": self.captions.empty}}),
             **self.step.facts(),
-            **found,
+            **_probed(self)[1],
         }
 
     def probe(self) -> str:
@@ -311,12 +354,12 @@ class ModelItems:
         return values_digest([{"form": digest(form.to_json()), "columns": ",".join(map(str, columns))}])
 
     def estimate_bytes(self, items: pa.Table) -> int:
-        form = self.form
+        form, views = self.form, len(self.step.views)
         if self.cropped is not None:
             places = int(np.prod(self.cropped.sides(items, self.step.factor()), axis=0).sum())
-            return places * sum((f.shape[0] or 1) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
+            return views * places * sum((f.shape[0] or 1) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
         size = sum(int(np.prod([n or 1 for n in f.shape])) * np.dtype(f.stored_dtype).itemsize for f in form.stored)
-        return size * len(items) * (_STEPS_GUESSED if self.grows else 1)
+        return views * size * len(items) * (_STEPS_GUESSED if self.grows else 1)
 
     def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:  # noqa: ARG002
         return np.zeros(len(rows), np.int32)
@@ -339,31 +382,6 @@ _STEPS_GUESSED = 100
 """Of an output that grows, where nothing says how long it is."""
 
 
-def _too_large(values: Mapping[str, Array], forms: Mapping[str, FieldForm]) -> str | None:
-    """Returns which field holds NaN, infinity or what its stored type cannot hold; None where all is well."""
-    for name, array in values.items():
-        if array.dtype.kind == "f" and array.size:
-            stored = forms[name].stored_dtype if name in forms else "float32"
-            largest = float(np.abs(array).max())
-            if not largest <= float(np.finfo(stored).max):
-                return f"{name} holds {largest:g}, which {stored} does not"
-    return None
-
-
-def _batches(shapes: Sequence[list[tuple[int, ...]]], size: int, *, are_alike: bool) -> Iterator[list[int]]:
-    """Yields the places of items by length, a batch at a time. are_alike: a batch is of one shape."""
-    order = sorted(range(len(shapes)), key=shapes.__getitem__)
-    for _, found in itertools.groupby(order, key=shapes.__getitem__ if are_alike else lambda _: None):
-        places = list(found)
-        yield from (places[start : start + size] for start in range(0, len(places), size))
-
-
-def _own_rows(form: BatchForm, batch: Batch, rows: list[int]) -> list[int]:
-    """Returns how many rows of a batch are each item's own: those that its mask marks. rows: where there is none."""
-    mask = next((each.name for each in form.fields if each.mask_of == form.main.name and len(each.shape) == 1), None)
-    return rows if mask is None else batch[mask].sum(dim=1).tolist()
-
-
 def model_items_of(config: Config, group: Any) -> ModelItems:
     """Returns the group of a section: its base prepares items as the model's own folder says."""
     of_images = [model.name for model in config.model if "image" in model.taken]
@@ -373,6 +391,9 @@ def model_items_of(config: Config, group: Any) -> ModelItems:
 
 
 def _base_of(config: Config, step: ModelStep) -> Prepares:
+    earlier = next((ModelStep.of(model, config) for model in config.model if model.name == step.takes), None)
+    if earlier is not None:
+        return ModelItems(earlier.label, earlier, _base_of(config, earlier))
     if step.is_code:
         return _decoded(config, step)
     texts, is_first = None, step.takes != "text" or step.gives_scores
@@ -465,6 +486,8 @@ def _probed(group: ModelItems) -> tuple[Declared, dict[str, Any]]:
     alone, again = ([group._outputs(model, [one])[0] for one in prepared] for _ in range(2))
     together = group._outputs(model, prepared)
     fields, numbers = model.declared(alone[0])
+    if group.step.variants:
+        require_variants(group.step, prepared_form(cast(Hashable, group.base)).pixels, fields)
     form = BatchForm(made_by=model.made_by, fields=fields, promise=Promise(kind="exact"))
     promise = promise_of(alone, again, together)
     return (form, _columns(numbers)), {

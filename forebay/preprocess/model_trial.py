@@ -21,13 +21,13 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import BuildError
 from forebay.preprocess.build_report import ModelCost
-from forebay.preprocess.device_process import CPU, model_at_hand, on_device
+from forebay.preprocess.device_process import model_at_hand, on_device
 from forebay.preprocess.group import Cut, Values, narrow
 from forebay.preprocess.groups import Listing
 from forebay.preprocess.model_group import ModelItems
 from forebay.preprocess.shard_task import ShardTask, reading
 from forebay.steps.model.free_memory import begin_peak, free_bytes, peak_since, weights_bytes
-from forebay.steps.model.model_step import is_out_of_memory
+from forebay.steps.model.model_step import CPU, is_out_of_memory
 from forebay.store.layout import Array, Constants, Group
 from forebay.store.source_files import SourceFile
 from forebay.task_map import WorkerDied

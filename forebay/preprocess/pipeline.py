@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -33,7 +33,7 @@ from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared, PrepareReport, prepared, require_key, require_numerics, require_parts
 from forebay.preprocess.prepared import load as load_prepared
 from forebay.preprocess.prepared import remove as remove_prepared
-from forebay.preprocess.runner.ray import Ray
+from forebay.preprocess.runner.ray import GPU, Ray
 from forebay.preprocess.stage import staged_prepared
 from forebay.preprocess.stage_workspace import check_stage, remove_stage
 from forebay.preprocess.workspace import Workspace, workspace_folder
@@ -59,7 +59,7 @@ from forebay.store.seal import quick_problems, verify_folder
 from forebay.store.selection import filtered
 from forebay.store.shared_disk import is_gone, move, seen
 from forebay.store.source import SampleSource
-from forebay.task_map import WorkerDied
+from forebay.task_map import WorkerDied, begin, is_second_try
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
@@ -228,7 +228,8 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
         _pool(config, options, recipe) as pool,
         _runner(config, options, pool) as runner,
     ):
-        run = Run(config, options, _prepared(config, options, recipe, pool, memo), pool, memo, runner=runner)
+        made = _prepared(config, options, recipe, pool, memo, models=runner if config.run.num_gpus else pool)
+        run = Run(config, options, made, pool, memo, runner=runner)
         if standing is not None:
             run.compare_probe(standing)
         try:
@@ -276,7 +277,7 @@ def _pool(config: Config, options: Options, recipe: Recipe) -> Iterator[Pool]:
     """Yields the workers of a build, which have what the recipe's steps import from their start, and its devices."""
     modules = (__name__, *recipe.libraries)
     with Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress, modules=modules) as pool:
-        if config.model and (devices := devices_of(config.run.devices, pool.map)):
+        if config.model and _is_local(options) and (devices := devices_of(config.run.devices, pool.map)):
             pool.serve(serve_device, devices)
         yield pool
 
@@ -284,8 +285,11 @@ def _pool(config: Config, options: Options, recipe: Recipe) -> Iterator[Pool]:
 def _runner(config: Config, options: Options, pool: Pool) -> AbstractContextManager[Runner]:
     """Returns who makes the shards. A cluster that does not answer shows before anything is listed."""
     gpus = {model.name: config.run.num_gpus for model in config.model}
-    is_local = options.runner == "local" or options.dry_run
-    return contextlib.nullcontext(pool) if is_local else Ray(options.address, gpus=gpus)
+    return contextlib.nullcontext(pool) if _is_local(options) else Ray(options.address, gpus=gpus)
+
+
+def _is_local(options: Options) -> bool:
+    return options.runner == "local" or options.dry_run
 
 
 def _standing(config: Config, lookup: Lookup) -> Sealed | None:
@@ -323,7 +327,7 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
             return PrepareReport.of_standing(standing, seconds=time.monotonic() - started_s)
         _require(config, recipe)
         with _pool(config, options, recipe) as pool:
-            found, is_new = _shared(config, options, recipe, pool, memo)
+            found, is_new = _shared(config, options, recipe, pool, memo, models=pool)
     require_key(config, found.listing.key, options.key)
     require_parts(config, num_parts or 0, found.num_shards)
     return PrepareReport(
@@ -337,35 +341,40 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
     )
 
 
-def _prepared(config: Config, options: Options, recipe: Recipe, pool: Pool, memo: Memo) -> Prepared:
-    """Returns what a build starts from. Parts share it on disk; a build that is alone lists again what has changed."""
+def _prepared(config: Config, options: Options, recipe: Recipe, pool: Pool, memo: Memo, *, models: Runner) -> Prepared:
+    """Returns what a build starts from. Parts share it on disk; a build that is alone lists again what has changed.
+
+    models: has the devices that models run on.
+    """
     is_part = options.part is not None or options.seal_only or options.stage is not None
     if is_part and not options.dry_run:
-        found, is_new = _shared(config, options, recipe, pool, memo)
+        found, is_new = _shared(config, options, recipe, pool, memo, models=models)
     elif (standing := load_prepared(config, recipe)) is not None:
         found, is_new = standing, False
     else:
-        found, is_new = _cut(config, resolve(config, memo, pool.map, recipe=recipe), pool), True
+        found, is_new = _cut(config, resolve(config, memo, pool.map, recipe=recipe), pool, models), True
     if not is_new:
-        require_numerics(config, found, *_measured(found.listing.groups, pool))
+        require_numerics(config, found, *_measured(found.listing.groups, pool, models))
     require_key(config, found.listing.key, options.key)
     return found
 
 
-def _shared(config: Config, options: Options, recipe: Recipe, pool: Pool, memo: Memo) -> tuple[Prepared, bool]:
+def _shared(
+    config: Config, options: Options, recipe: Recipe, pool: Pool, memo: Memo, *, models: Runner
+) -> tuple[Prepared, bool]:
     def make() -> Prepared:
-        return _cut(config, resolve(config, memo, pool.map, recipe=recipe), pool)
+        return _cut(config, resolve(config, memo, pool.map, recipe=recipe), pool, models)
 
     if options.stage is not None:
         return staged_prepared(config, recipe, parse_url(options.stage), make)
     return prepared(config, recipe, make)
 
 
-def _cut(config: Config, listing: Listing, pool: Pool) -> Prepared:
+def _cut(config: Config, listing: Listing, pool: Pool, models: Runner) -> Prepared:
     groups = listing.groups
     num_shards = -(-len(listing.rows) // groups.shard_rows(config.layout.rows_per_shard))
     num_workers = config.run.num_workers or os.cpu_count() or 1
-    probe, constants = _measured(groups, pool, copies=max(1, min(num_shards, num_workers)))
+    probe, constants = _measured(groups, pool, models, copies=max(1, min(num_shards, num_workers)))
     listing = replace(listing, groups=groups.measured(constants))
     if len(groups.items) > 1:  # what stands in no batch together is said before anything is made
         forms_of(Stored(config.path, constants, {spec.name: spec for spec in listing.groups.fields()}))
@@ -373,30 +382,46 @@ def _cut(config: Config, listing: Listing, pool: Pool) -> Prepared:
     return Prepared(listing=listing, cuts=cuts, probe=probe, constants=constants, host=socket.gethostname())
 
 
-def _measured(groups: Groups, pool: Pool, *, copies: int = 1) -> tuple[Mapping[Group, str], Constants]:
+def _measured(groups: Groups, pool: Pool, models: Runner, *, copies: int = 1) -> tuple[Mapping[Group, str], Constants]:
     """Returns the probe of every group, and the constants.
 
     In workers, so that they are made under the same pinned threads as the shards; in two, because one needs torch and
     the other transformers, and those take longer to load than a small build. copies: workers that measure the same
-    where there is text alone: they load transformers side by side, and not one when the others are done.
+    where there is text alone: they load transformers side by side, and not one when the others are done. models: a
+    cluster, where its tasks have GPUs: this machine may have none.
     """
-    asked = groups.names if groups.items else groups.names * copies
+    asked = [_ToMeasure(groups, name) for name in (groups.names if groups.items else groups.names * copies)]
+    on_nodes = {group.name for group in groups.recipe.models} if models is not pool else {*()}
     try:
-        measured = dict(zip(asked, pool.map(_measure, [(groups, name) for name in asked]), strict=True))
+        here = [part for part in asked if part.group not in on_nodes]
+        measured = dict(zip([part.group for part in here], pool.map(_measure, here), strict=True))
+        for part, found in models.run(_measure_on_gpu, [part for part in asked if part.group in on_nodes]):
+            measured[part.group] = found
     except WorkerDied as err:
         raise BuildError(
             f"{err} at the built-in inputs of the {err.task[1]} steps: most often memory was full; use fewer "
             "run.num_workers, and of a model a smaller batch or another device; nothing was made",
             code="FB302",
         ) from err
-    constants = Constants({name: found for name, (_, found) in measured.items()})
-    return {name: digest for name, (digest, _) in measured.items()}, constants
+    constants = Constants({name: measured[name][1] for name in groups.names})
+    return {name: measured[name][0] for name in groups.names}, constants
 
 
-def _measure(part: tuple[Groups, Group]) -> tuple[str, Mapping[str, Any]]:
+class _ToMeasure(NamedTuple):
+    """A group that is to be measured."""
+
+    groups: Groups
+    group: Group
+
+
+def _measure(part: _ToMeasure) -> tuple[str, Mapping[str, Any]]:
     """Returns a group's probe, and its constants."""
-    groups, name = part
-    return groups.probe(name), groups.constants_of(name)
+    return part.groups.probe(part.group), part.groups.constants_of(part.group)
+
+
+def _measure_on_gpu(part: _ToMeasure) -> tuple[str, Mapping[str, Any]]:
+    begin(is_tried_again=is_second_try(), on=GPU)
+    return _measure(part)
 
 
 def _usable(config: Config, standing: Sealed, options: Options) -> bool:

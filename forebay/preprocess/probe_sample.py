@@ -5,7 +5,9 @@ Numbers of devices differ, so they are in no key. A part of a build, a node or a
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,9 @@ from forebay.errors import BuildError
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array
 
+logger = logging.getLogger(__name__)
+_NOTED = "numerics.json"
+"""File in the folder of a build."""
 _KEPT = 64
 """Numbers of a field that are kept."""
 Outputs = Mapping[str, Array]
@@ -77,6 +82,27 @@ def beyond_promise(stored: Mapping[str, Any], here: Mapping[str, Any]) -> str | 
     return None
 
 
+def is_promised(name: str, stored: Mapping[str, Any], here: Mapping[str, Any], *, where: Path) -> bool:
+    """Whether shards of another cache or build may stand beside those of this machine; logs why not.
+
+    stored, here: constants of the group, as in `beyond_promise`. where: these shards are.
+    """
+    has_none = "sample" in here and "sample" not in stored
+    what = "it has no numbers of its model" if has_none else beyond_promise(stored, here)
+    if what is not None:
+        machines = f"{_machine(stored) or 'nothing'} there, {_machine(here)} here"
+        logger.warning("no shard of model.%s is linked from %s: %s: %s", name, where, what, machines)
+    return what is None
+
+
+def numbers_of(folder: Path) -> _ByGroup:
+    """Returns the numbers that `require_same_machine` noted in the folder of a build."""
+    with contextlib.suppress(OSError, ValueError):
+        found: _ByGroup = json.loads((folder / _NOTED).read_bytes())
+        return found
+    return {}
+
+
 def require_promise(config: str, stored: _ByGroup, here: _ByGroup, *, where: str) -> None:
     """Raises BuildError where this machine does not keep what a model promised. where: the numbers were stored."""
     for name, constants in here.items():
@@ -91,7 +117,7 @@ def require_promise(config: str, stored: _ByGroup, here: _ByGroup, *, where: str
 
 def require_same_machine(config: str, folder: Path, here: _ByGroup) -> None:
     """Notes the numbers of this machine in the folder of a build. Raises BuildError where another one began it."""
-    path = folder / "numerics.json"
+    path = folder / _NOTED
     kept = {name: values for name, values in here.items() if "sample" in values}
     if path.exists():
         require_promise(config, json.loads(path.read_bytes()), kept, where="where the build began")

@@ -140,9 +140,11 @@ class StagedWorkspace:
         self.shards[key], self.receipts[key] = shard, shard.receipt
         return True
 
-    def find_donors(self, root: Path, wanted: set[str], *, recipe_key: str) -> Donors:
+    def find_donors(
+        self, root: Path, wanted: set[str], *, recipe_key: str, here: Mapping[Group, Mapping[str, Any]]
+    ) -> Donors:
         """Returns where shards of these keys stand, as a folder's workspace finds them."""
-        return self.local.find_donors(root, wanted, recipe_key=recipe_key)
+        return self.local.find_donors(root, wanted, recipe_key=recipe_key, here=here)
 
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:

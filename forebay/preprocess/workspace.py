@@ -19,6 +19,7 @@ from typing import Any
 from forebay.config.remote import is_url
 from forebay.config.tree import Config
 from forebay.errors import CacheError, RemoteError
+from forebay.preprocess.probe_sample import is_promised, numbers_of
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, remove_aside, remove_tree, temporary_name, write_bytes
 from forebay.store.key import SHORT, digest
@@ -131,12 +132,15 @@ class Workspace:
         save_receipt(self.path(group, key), self.receipts[key])
         return True
 
-    def find_donors(self, root: Path, wanted: set[str], *, recipe_key: str) -> Donors:
+    def find_donors(
+        self, root: Path, wanted: set[str], *, recipe_key: str, here: Mapping[Group, Mapping[str, Any]]
+    ) -> Donors:
         """Returns where shards of these keys stand: in sealed caches under a root, and in the folders of other builds.
 
+        here: constants by group; whose models gave other numbers, beyond what they promise, is passed over.
         They are not re-hashed here. Of caches in a store those of one recipe are opened: each costs a few downloads.
         """
-        donors = _of_other_builds(self.folder, wanted)
+        donors = _of_other_builds(self.folder, wanted, here)
         remote = RemoteRoot.of(root)
         for sealed in sealed_caches(root):
             if sealed.url is not None and sealed.metadata["recipe_key"] != recipe_key:
@@ -145,8 +149,10 @@ class Workspace:
             with contextlib.suppress(CacheError, RemoteError):
                 cache = open_cache(sealed.place, verify="never", remote=None if remote is None else remote.settings)
                 for group in cache.groups:
-                    for path, entry in cache.shard_entries(group):
-                        if entry.key in wanted:
+                    found = [each for each in cache.shard_entries(group) if each[1].key in wanted]
+                    stored = cache.constants.of(group)
+                    if found and is_promised(group, stored, here.get(group, {}), where=Path(sealed.place)):
+                        for path, entry in found:
                             donors.setdefault(entry.key, []).append((path, entry))
         return donors
 
@@ -263,15 +269,17 @@ def _is_whole(shard: tuple[Path, ShardEntry]) -> bool:
     return is_whole(*shard)
 
 
-def _of_other_builds(own: Path, wanted: set[str]) -> Donors:
+def _of_other_builds(own: Path, wanted: set[str], here: Mapping[Group, Mapping[str, Any]]) -> Donors:
     """Returns the shards of these keys that other builds left unfinished, before their sources changed."""
     donors: Donors = {}
-    folders = [group for build in _listed(own.parent) for group in _listed(build) if is_group_name(group.name)]
-    for path in (path for folder in folders for path in _listed(folder)):
-        if path.suffix == ".tdz" and path.stem in wanted and not path.is_relative_to(own):
-            receipt = read_receipt(path, path.stem)
-            if receipt is not None:
-                donors.setdefault(path.stem, []).append((path, receipt.entry))
+    builds = [build for build in _listed(own.parent) if build != own]
+    for folder in [group for build in builds for group in _listed(build) if is_group_name(group.name)]:
+        paths = [path for path in _listed(folder) if path.suffix == ".tdz" and path.stem in wanted]
+        stored = numbers_of(folder.parent).get(folder.name, {})
+        if paths and is_promised(folder.name, stored, here.get(folder.name, {}), where=folder.parent):
+            for path in paths:
+                if (receipt := read_receipt(path, path.stem)) is not None:
+                    donors.setdefault(path.stem, []).append((path, receipt.entry))
     return donors
 
 

@@ -39,7 +39,7 @@ from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.segments import SEGMENT_COLUMNS, Bounds, recordings_of, segment_columns, segment_of
 from forebay.steps.image.video_frames import video_facts
-from forebay.store.image.formats import image_size
+from forebay.store.image.formats import MoreImages, image_size
 from forebay.store.layout import Array, Group
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
 from forebay.store.remote.raw.raw_sources import look_up, shown
@@ -124,6 +124,7 @@ class LookTask:
     max_bytes: int
     max_pixels: int
     max_video_s: float
+    more_images: tuple[MoreImages, ...] = ()
 
     def name(self, position: int) -> str:
         """Returns what to call one of the items."""
@@ -178,7 +179,7 @@ def look_at(task: LookTask) -> pa.Table:
 
 def _size_of(data: bytes, task: LookTask, place: Mapping[str, Any], name: str) -> tuple[int, int, int, float]:
     if place["video"] is None:
-        return *image_size(data, max_pixels=task.max_pixels, sample_id=name), 0, 0.0
+        return *image_size(data, max_pixels=task.max_pixels, sample_id=name, more=task.more_images), 0, 0.0
     found = video_facts(data, max_video_s=task.max_video_s, max_pixels=task.max_pixels, sample_id=name)
     return found.width, found.height, found.num_frames, found.fps
 
@@ -405,6 +406,7 @@ class ListedMedia:
                 max_bytes=self.source.max_sample_bytes,
                 max_pixels=self.source.max_pixels,
                 max_video_s=self.source.max_video_s,
+                more_images=self.source.more_images,
             )
             start = stop
 

@@ -183,6 +183,13 @@ class FieldForm:
             return values.transpose(self.order) if self.grows[0] else values
         return values.reshape([length for length in self.shape if length is not None])
 
+    def line(self, names: Sequence[str], values: Sequence[Array]) -> Array:
+        """Returns the array as `BatchForm.columns` has it. names: of the fields on disk, and their values."""
+        if self.is_of_lines and self.used_of is None:
+            return values[0]
+        row = dict(zip(names, values, strict=True))
+        return values[0][: row[self.used_of].item()] if self.is_of_lines and self.used_of else self.array(row)
+
     def fits(self, shape: Sequence[int]) -> bool:
         """Returns whether an array of this shape is one of the field."""
         return len(shape) == len(self.shape) and all(
@@ -403,23 +410,16 @@ class BatchForm:
         return found
 
     def _columns_of_lists(self, samples: Sequence[Sample]) -> dict[str, list[Sequence[Array]]]:
-        names = {spec.name for spec in self.specs()}
-        items = [
-            [
-                dict(zip(names, each, strict=True))
-                for each in zip(*(sample[name][: self.most] for name in names), strict=True)
-            ]
-            for sample in samples
-        ]
-        alone = replace(self, is_listed=False)
-        made = [alone.columns(of_one) for of_one in items]
-        found: dict[str, list[Sequence[Array]]] = {name: [] for name in self.read}
-        for each, columns in itertools.product(self.stored, made):
-            cut = [each.windows(array) for (array,) in columns[each.name]]
-            found[each.name].append([window for windows in cut for window in windows])
-            if (pad_of := each.pad_of) is not None:
-                pads = zip(columns[pad_of], cut, strict=True)
-                found[pad_of].append([pad for (pad,), windows in pads for _ in windows])
+        found: dict[str, list[Sequence[Array]]] = {}
+        for each in self.stored:
+            names = [spec.name for spec in each.specs()]
+            lists = {name: [own[: self.most] for own in column(samples, name)] for name in names}
+            items = zip(*lists.values(), strict=True)
+            cut = [[each.windows(each.line(names, item)) for item in zip(*own, strict=True)] for own in items]
+            found[each.name] = [list(itertools.chain.from_iterable(windows)) for windows in cut]
+            if each.pad_of is not None:
+                pads = zip(lists[each.pad_of], cut, strict=True)
+                found[each.pad_of] = [[p for p, of_one in zip(*both, strict=True) for _ in of_one] for both in pads]
         return found
 
     def to_json(self) -> dict[str, Any]:

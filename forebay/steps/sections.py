@@ -99,6 +99,7 @@ def source_document(config: Config) -> dict[str, Any]:
         **({"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}),
         **({} if source.captions is None else {"captions": {**asdict(source.captions), "version": CAPTIONS_VERSION}}),
         **({} if source.window_s is None else {"window_s": float(source.window_s)}),
+        **({"more_images": sorted(source.more_images)} if source.more_images else {}),
         **({"languages_from_folders": True} if source.languages_from_folders else {}),
         **_meaning_document(config),
         "version": LISTING_VERSION,

@@ -105,10 +105,15 @@ def text_step(name: str, items: Mapping[Group, str]) -> type[TextStep] | None:
 
 def text_step_of(constants: Constants) -> type[TextStep] | None:
     """Returns the step that made the texts of a source with these constants; None where none is known."""
-    # Outputs for texts are no items that texts stand beside.
     others = {group: values for group, values in constants.groups.items() if group != TEXT}
-    items = {group: str(values.get("features")) for group, values in others.items() if values.get("takes") != TEXT}
+    items = {group: str(values.get("features")) for group, values in others.items() if not _is_of_texts(values, others)}
     return text_step(str(constants.of(TEXT).get("prompt")), items)
+
+
+def _is_of_texts(values: Mapping[str, Any], groups: Mapping[Group, Mapping[str, Any]]) -> bool:
+    """Whether these are outputs of a model for texts, or for such outputs: no items that texts stand beside."""
+    takes = str(values.get("takes"))
+    return takes == TEXT or (takes in groups and _is_of_texts(groups[takes], groups))
 
 
 def forms_of(stored: Stored) -> dict[Group, BatchForm]:

@@ -36,7 +36,7 @@ from forebay.store.layout import (
 )
 from forebay.store.metadata import check_file, checked_fields, groups_of, items_files, load_array, read_metadata
 from forebay.store.open_shards import SLOTS, CheckedArray, OpenShards, ShardFiles, no_such_row, open_slots
-from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
+from forebay.store.shard import Shard, ShardEntry, row_of, rows_of, shard_fields, shard_name, table_dtype
 from forebay.store.shared_disk import look_anew
 from forebay.store.source import SampleBatch
 
@@ -235,8 +235,9 @@ class Cache(ByHand):
         return sample
 
     def read_batch(self, indices: Sequence[int]) -> SampleBatch | None:
-        """See `SampleSource`: without items that samples list. The first read of a sample is that of `read`."""
-        if self._listed or not indices or not 0 <= min(indices) <= max(indices) < self._length:
+        """See `SampleSource`: without listed items that are decoded. The first read of a sample is that of `read`."""
+        is_plain = all(stored.is_as_stored for stored in self._stored.values())
+        if not is_plain or not indices or not 0 <= min(indices) <= max(indices) < self._length:
             return None
         verified, kept = self._verified, self._columns
         try:
@@ -245,16 +246,24 @@ class Cache(ByHand):
                     self.read(index)
             slots = self._slots.array[indices]
             shards = [kept.get(number) or self._open.columns_of(number) for number in (slots >> ROW_BITS).tolist()]
-            rows = (slots & ROW_MASK).tolist()
-            found: dict[str, list[Array]] = {}
-            for field, (name, *_) in enumerate(shards[0]):
-                arrays = found[name] = []
-                for columns, row in zip(shards, rows, strict=True):
-                    _, values, offsets = columns[field]
-                    arrays.append(values[offsets[row] : offsets[row + 1]])
+            found: dict[str, list[Any]] = rows_of(shards, (slots & ROW_MASK).tolist())
+            for group in self._listed:
+                found |= self._stored[group].of_batch(self._listed_columns(group, np.asarray(indices)))
         except (IndexError, CacheError):  # met again, and named, by `read`
             return None
-        return SampleBatch(found, len(rows))
+        return SampleBatch(found, len(indices))
+
+    def _listed_columns(self, group: Group, indices: Ints) -> dict[str, list[Any]]:
+        """Returns of each field of a group a tuple a sample, an array an item; IndexError where not one has an item."""
+        offsets, slots = (checked.array for checked in self._listed[group])
+        starts, stops = offsets[indices], offsets[indices + 1]
+        if not 0 <= starts.min() <= stops.max() <= len(slots) or (starts > stops).any():
+            raise IndexError(group)
+        items = ListedItems(offsets, slots).of(indices)
+        shards = [self._open.get(group, number).tensors for number in (items.slots >> ROW_BITS).tolist()]
+        bounds = list(itertools.pairwise(items.offsets.tolist()))
+        flat = rows_of(shards, (items.slots & ROW_MASK).tolist())
+        return {name: [tuple(arrays[start:stop]) for start, stop in bounds] for name, arrays in flat.items()}
 
     def _with_items(self, group: Group, index: int, sample: dict[str, Any], *, is_verified: bool) -> dict[str, Any]:
         slots = self.items_of(group, index)
@@ -284,8 +293,7 @@ class Cache(ByHand):
         start, stop = offsets.array[index : index + 2].tolist()
         if not 0 <= start <= stop <= len(slots.array):
             raise self._no_item(group, index, f"its items are {start} to {stop} of {len(slots.array)}")
-        if start < stop:
-            slots.require_all(np.arange(start, stop))
+        slots.require_range(start, stop)
         found: list[int] = slots.array[start:stop].tolist()
         return found
 

@@ -66,8 +66,8 @@ class FieldSpec:
 
 
 def variant_name(field: str, variant: str) -> str:
-    """Returns the name of a field of a variant: `field~variant`."""
-    return f"{field}~{variant}"
+    """Returns the name of a field of a variant: `field~variant`; of the plain one, which has no name, `field`."""
+    return f"{field}~{variant}" if variant else field
 
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -223,6 +223,12 @@ class CheckedArray:
         if not self._is_right[chunk]:
             self._check(chunk)
 
+    def require_range(self, start: int, stop: int) -> None:
+        """Raises what `require` does, for the items from `start` on, before `stop`."""
+        for chunk in range(start // self._chunk_items, -(-stop // self._chunk_items) if start < stop else 0):
+            if not self._is_right[chunk]:
+                self._check(chunk)
+
     def require_all(self, places: Ints) -> None:
         """Raises what `require` does, for every one of `places`."""
         chunks = places // self._chunk_items

@@ -290,6 +290,17 @@ def row_of(columns: TensorColumns, index: int) -> dict[str, Array]:
     return {name: values[offsets[index] : offsets[end]] for name, values, offsets in columns}
 
 
+def rows_of(shards: Sequence[TensorColumns], rows: Sequence[int]) -> dict[str, list[Array]]:
+    """Returns of each field the arrays of these rows. shards: of each row, the columns of its shard."""
+    found: dict[str, list[Array]] = {}
+    for field, (name, *_) in enumerate(shards[0]):
+        arrays = found[name] = []
+        for columns, row in zip(shards, rows, strict=True):
+            _, values, offsets = columns[field]
+            arrays.append(values[offsets[row] : offsets[row + 1]])
+    return found
+
+
 def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
     try:
         with path.open() if isinstance(path, HeldFile) else open(path, "rb", opener=open_own) as file:

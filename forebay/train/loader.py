@@ -25,7 +25,7 @@ from forebay.store.layout import Ints
 from forebay.store.remote.foresight import Foresight
 from forebay.store.source import Sample, SampleSource, SourceUnion, parts_of
 from forebay.train.augment.augmentation import Augmentation
-from forebay.train.augment.draws import VARIANTS_PLACE, Drawing, EpochDraws, Variants, without_variants
+from forebay.train.augment.draws import Drawing, EpochDraws, Variants, without_variants
 from forebay.train.batch_columns import BatchColumns
 from forebay.train.collate.collator import BatchMaker, Collator, CropDraws
 from forebay.train.collate.device_features import DeviceFeatures
@@ -173,8 +173,8 @@ class Loader(Resumable):
         )
         self._side_stream, self._finish = side_stream(settings.device), finish
         # One a source: a micro-batch is of one of them, or they are all alike.
-        variants = (Variants.of(part.constants, list(part.fields)) for part in parts_of(source))
-        self._variants = [one if varies else None for one in variants]
+        variants = (Variants.all_of(part.constants, part.fields.values()) for part in parts_of(source))
+        self._variants = [found if varies else () for found in variants]
         self._changes_batches = augment is not None
         self._is_drawn = augment is not None or any(self._variants)
         self._collators = [collator or self._collator(part, augment, features) for part in parts_of(source)]
@@ -353,9 +353,10 @@ class Loader(Resumable):
                 part = self.source.part(work.indices[0]) if isinstance(self.source, SourceUnion) else 0
                 collator = self._collators[part]
                 with span(COLLATE):
-                    drawing = work.changes and Drawing(list(map(self.source.sample_id, read)), work.changes)
-                    if drawing and (variants := self._variants[part]) is not None:
-                        samples = variants.chosen(samples, drawing.draws.of(drawing.ids, VARIANTS_PLACE))
+                    drawing = Drawing([*map(self.source.sample_id, read)], work.changes) if work.changes else None
+                    if drawing is not None:
+                        for variants in self._variants[part]:
+                            samples = variants.chosen(samples, drawing)
                     more = {"drawing": drawing} if drawing and self._changes_batches else {}
                     batch = collator.collate(samples, allocate=self._ring.take, **more)
                 collate_s = time.perf_counter() - began_s - read_s

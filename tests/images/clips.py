@@ -80,7 +80,10 @@ def without_frames() -> bytes:
 
 def cut(data: bytes, path: Path, share: float) -> bytes:
     """The first bytes of an MP4 whose list of frames stands at its beginning. path: where it is written."""
-    with av.open(io.BytesIO(data)) as read, av.open(str(path), "w", options={"movflags": "faststart"}) as container:
+    with (
+        av.open(io.BytesIO(data), "r") as read,
+        av.open(str(path), "w", options={"movflags": "faststart"}) as container,
+    ):
         source: Any = read.streams.video[0]
         stream = container.add_stream_from_template(source)
         for packet in read.demux(source):

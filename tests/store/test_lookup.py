@@ -601,6 +601,8 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("source", "window_s"), *(("text", name) for name, _ in WINDOW_CHANGES)}
     tried |= {("text", name) for name in ("blank_token", "add_bos", "add_eos")}  # tests/steps/text/test_tts.py
     tried |= {("text", name) for name in ("speaker_column", "speakers", "language_codes")}
+    tried |= {("source", "captions")}  # tests/steps/model/test_captions.py
+    tried |= {("source", "more_images")}  # tests/preprocess/vision/test_more_images.py
     tried |= {("source", "meaning")}  # tests/config/test_meaning.py
     tried |= {("text", name) for name in ("classes", "max_length", "padding", "truncation")}  # tests/images
     tried |= {("vision", "fps"), ("vision", "max_frames"), ("source", "max_video_s")}  # tests/images/test_videos.py

@@ -212,6 +212,12 @@ def _in_shapes(
     unplaced[NO_SHAPE] = placed[~fits]
     if settings.overlong == "error":
         _refuse(~fits, sizes.sum(axis=0), NO_SHAPE, limit=f"plan.seq_len is {seq_len}")
+    if not fits.any():
+        raise PlanError(
+            f"none of {count} samples fits into a pack of fixed shapes: texts leave no room for an image of padding in "
+            f"plan.seq_len = {seq_len}; raise it",
+            code="FB503",
+        )
     line = line[fits[line]]
     seen = {"seen": settings.buffer_size} if settings.buffer_size else {}
     members, offsets = fixed_packs(sizes[:, line], seq_len=seq_len, shapes=shapes, **seen)

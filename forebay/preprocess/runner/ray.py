@@ -65,6 +65,8 @@ _LOST_S = 40.0
 """The head node may start again within this time. After 60 s without it Ray ends this process, with no word of ours."""
 _LATE_S = (0.0, 0.5, 2.0)
 """A network file system may show a new file to another machine a little later."""
+GPU = "cuda:0"
+"""The device of a task that takes GPUs: Ray shows it no others."""
 Stores = tuple[tuple[str, RemoteConfig], ...]
 """The stores that raw data is read from: URL and settings of each."""
 
@@ -222,10 +224,15 @@ class Ray:
     def _room(self) -> int:
         """Returns how many tasks may be in flight. Without a node that takes any, a few: they make a cluster grow."""
         if time.monotonic() - self._looked_s > _LOOK_S and self._answers():
-            self._cpus = float(self._ray.cluster_resources().get("CPU", 0.0))
-            if self._cpus < 1 and not self._has_warned:
+            found = self._ray.cluster_resources()
+            self._cpus = float(found.get("CPU", 0.0))
+            wanted = {"CPU": 1.0, "GPU": max(self._gpus.values(), default=0.0)}
+            lacks = " or a ".join(kind for kind, least in wanted.items() if found.get(kind, 0.0) < least)
+            if lacks and not self._has_warned:
                 self._has_warned = True
-                logger.warning("no node of the Ray cluster has a CPU to give now: shards wait for nodes (ray status)")
+                logger.warning(
+                    "no node of the Ray cluster has a %s to give now: shards wait for nodes (ray status)", lacks
+                )
         return max(TASKS_PER_CPU, int(TASKS_PER_CPU * self._cpus))
 
     def _answers(self) -> bool:
@@ -380,7 +387,8 @@ class OnNode:
             )
         if "sample" in (stored := self.constants.of(task.group)):
             found = {task.group: _constants(task.groups, task.group)}
-            require_promise(self.config, {task.group: stored}, found, where=f"on {self.host}")
+            where = f"on {self.host}" if self.device is None else "on the first node"
+            require_promise(self.config, {task.group: stored}, found, where=where)
 
 
 def stores_of(files: Sequence[SourceFile]) -> Stores:

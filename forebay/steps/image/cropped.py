@@ -23,7 +23,7 @@ class Cropped(ImageStep):
     Images are taken as displayed (EXIF), and what is transparent lies on white. Pixels are uint8 [3, height, width];
     a batch has them as diffusers' VaeImageProcessor has them, 2 * (value / 255) - 1 in float32.
     size: (width, height). shapes: at most so many targets of `areas` pixels instead, see
-    `forebay.preprocess.target_sizes`; or these targets.
+    `forebay.preprocess.target_sizes`; or these targets. crops: an odd number of such parts, see `windows`.
     """
 
     name: ClassVar[str] = "cropped"
@@ -35,6 +35,7 @@ class Cropped(ImageStep):
     step: int
     least: int
     resample: Literal["lanczos", "bicubic"]
+    crops: int = 1
     version: int = 1
 
     @property
@@ -54,13 +55,25 @@ class Cropped(ImageStep):
         )
         return BatchForm.exact("VaeImageProcessor", pixels)
 
-    def pixels(self, image: Image, size: tuple[int, int]) -> Array:
-        """Returns the pixels of an RGB image at a target, uint8 [3, height, width]. size: (width, height)."""
+    @property
+    def windows(self) -> dict[str, float]:
+        """Where parts of an image begin, of what is cut off 0 to 1, by the names of variants; the centred one has none.
+
+        They are evenly spaced, and the first and the last end with the image: `ImageOps.fit` with this centering.
+        """
+        others = (place for place in range(self.crops) if place != self.crops // 2)
+        return {"": 0.5, **{f"crop{n}": place / (self.crops - 1) for n, place in enumerate(others, 1)}}
+
+    def pixels(self, image: Image, size: tuple[int, int], begin: float = 0.5) -> Array:
+        """Returns the pixels of an RGB image at a target, uint8 [3, height, width].
+
+        size: (width, height). begin: one of `windows`.
+        """
         from PIL.Image import Resampling
 
         width, height = image.size
         kept = min(width, height * size[0] / size[1]), min(height, width * size[1] / size[0])
-        left, top = (width - kept[0]) / 2, (height - kept[1]) / 2
+        left, top = (width - kept[0]) * begin, (height - kept[1]) * begin
         box = (left, top, left + kept[0], top + kept[1])
         filter_ = Resampling.LANCZOS if self.resample == "lanczos" else Resampling.BICUBIC
         found = image if image.size == size else image.resize(size, filter_, box)

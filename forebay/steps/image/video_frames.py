@@ -186,8 +186,10 @@ def _opened(data: bytes, sample_id: str) -> Iterator[tuple[Any, Any]]:
             moving = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
             if not moving:
                 raise DecodeError("no_video_stream", f"video {sample_id}: it has no moving pictures; leave it out")
-            moving[0].codec_context.thread_count = 1  # a worker has one core
-            moving[0].codec_context.options = {"err_detect": "explode"}  # damage is an error, not made good
+            if (codec := moving[0].codec_context) is None:
+                raise DecodeError("unreadable_video", f"video {sample_id}: nothing here decodes it; write it as H.264")
+            codec.thread_count = 1  # a worker has one core
+            codec.options = {"err_detect": "explode"}  # damage is an error, not made good
             yield container, moving[0]
     except (av.FFmpegError, IndexError) as err:
         raise DecodeError(

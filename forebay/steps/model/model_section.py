@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from forebay.config.code import facts_of, not_allowed
+from forebay.config.frozen_models import TAKEN, ModelConfig
 from forebay.config.tree import Config
+from forebay.errors import ConfigError
 from forebay.extras import require_module
 from forebay.steps.model.model_step import CODE, ModelStep
 from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import Step, TextStep
 from forebay.store.layout import Group
+from forebay.visible import did_you_mean
 
 
 def require_diffusers(section: str) -> None:
@@ -40,7 +43,15 @@ class ModelGroup(GroupRecipe):
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
-        """Returns which models are given what rows do not have, and which names stand twice."""
+        """Returns which models are given what rows do not have, and which names stand twice.
+
+        Raises ConfigError where one takes the fields of no earlier section, or the text of conversations.
+        """
+        for place, model in enumerate(config.model):
+            if not model.taken:
+                _require_earlier(model, [each.name for each in config.model], place)
+            if "text" in model.taken:
+                _require_one_text(model, config)
         facts = facts_of(config)
         allowed = config.run.allow_code
         captions = config.source.captions
@@ -92,3 +103,34 @@ class ModelGroup(GroupRecipe):
         """Raises ConfigError for a model that is not known, or an argument that its call has not."""
         if not self.step.is_code:
             self.step.arguments(self.step.family())
+
+
+def _require_one_text(model: ModelConfig, config: Config) -> None:
+    """Raises ConfigError for a model that would be given the messages of conversations as JSON."""
+    prompt = None if config.text is None else config.text.prompt
+    if prompt == "chat" or config.meaning == "conversations":
+        said = "" if prompt is None else f" and text.prompt {prompt}"
+        raise ConfigError(
+            f"model.{model.name} takes the text of a row, and rows here are conversations (source.meaning is "
+            f"{config.meaning}{said}): it would read their messages as JSON. Make a config in which a row has the one "
+            'text that it is to read: source.meaning = "captions", or a class of your own, and text.prompt = "plain"',
+            code="FB147",
+        )
+
+
+def _require_earlier(model: ModelConfig, names: Sequence[str], place: int) -> None:
+    """Raises ConfigError for a model that takes fields of no earlier section, or that is no class of the user.
+
+    names: of all sections. place: of this one.
+    """
+    takes = str(model.takes)
+    if takes in names[:place] and model.is_code:
+        return
+    if takes in names[:place]:
+        why = f"and {model.folder} is a folder, whose input comes from rows; a class of your own takes fields"
+    elif takes in names:
+        why = "which is not above it; a model takes what an earlier section keeps"
+    else:
+        known = (*TAKEN, *names[:place])
+        why = f"wanted {', '.join(known[:-1])} or {known[-1]}{did_you_mean(takes, known)}"
+    raise ConfigError(f'model.{model.name}.takes is "{takes}", {why}', code="FB147")

@@ -29,6 +29,7 @@ from forebay.store.memo import Memo, hash_now
 from forebay.task_map import mark
 
 CODE = Asker("model.folder", "FB147")
+CPU = "cpu"
 _DOCUMENTS = ("config.json", "preprocessor_config.json", "processor_config.json")
 _WEIGHTS = "*.safetensors"
 _LANGUAGE = "AutoModelForCausalLM"
@@ -44,7 +45,7 @@ class ModelStep(ItemStep):
     items: ClassVar[str] = "outputs"
     libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers")
 
-    label: str = field(compare=False)
+    label: str  # the name of a field where `keep` names none: two sections of one model are two steps, of one identity
     digest: str
     takes: Group
     call: str | None
@@ -54,6 +55,7 @@ class ModelStep(ItemStep):
     dtype: str
     batch_size: int | None
     target: Cropped | None = None
+    flip: bool = False
     version: int = 1
     folder: str = field(compare=False)
 
@@ -66,7 +68,7 @@ class ModelStep(ItemStep):
         return cls(
             label=model.name,
             digest=_digest_of(model, config),
-            takes="+".join(model.taken),
+            takes="+".join(model.taken) or str(model.takes),
             call=model.call,
             keep=None if kept is None else tuple((name, each.output, each.dtype) for name, each in kept),
             layer=model.layer,
@@ -74,8 +76,13 @@ class ModelStep(ItemStep):
             dtype=model.dtype,
             batch_size=model.batch,
             target=_target_of(model, config),
+            flip=model.flip,
             folder=model.folder,
         )
+
+    def compared(self) -> dict[str, Any]:
+        """Returns all but the label, which keys hold as the name of the group."""
+        return {name: value for name, value in ItemStep.compared(self).items() if name != "label"}
 
     def document(self) -> dict[str, Any]:
         """Returns what the recipe key says of the step: all but the batch, within whose promise the values stay."""
@@ -104,6 +111,21 @@ class ModelStep(ItemStep):
             )
         self._check_target(found[0], document)
         return found[0]
+
+    @property
+    def views(self) -> dict[str, tuple[str, bool]]:
+        """Which window of an item the model is given, and whether mirrored, by the names of variants, the plain first.
+
+        Those that are mirrored come last: so one draw mirrors what all models give of an image, or none of it.
+        """
+        windows = [""] if self.target is None else [*self.target.windows]
+        plain = {name: (name, False) for name in windows}
+        return plain | ({f"{name}_flip".lstrip("_"): (name, True) for name in windows} if self.flip else {})
+
+    @property
+    def variants(self) -> list[str]:
+        """The names of what is stored of an item beside what it is."""
+        return [name for name in self.views if name]
 
     def config_json(self) -> Mapping[str, Any]:
         """Returns the content of the folder's config.json."""
@@ -216,7 +238,7 @@ def _target_of(model: ModelConfig, config: Config) -> Cropped | None:
         max_pixels=config.source.max_pixels,
         max_sample_bytes=config.source.max_sample_bytes,
         size=model.size if isinstance(model.size, tuple) else (model.size, model.size),
-        **{name: getattr(model, name) for name in ("shapes", "areas", "step", "least", "resample")},
+        **{name: getattr(model, name) for name in ("shapes", "areas", "step", "least", "resample", "crops")},
     )
 
 

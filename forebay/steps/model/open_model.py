@@ -61,10 +61,7 @@ class OpenModel:
         named = {each.setting for each in step.derived(family) if each.setting}
         settings = {name: arguments.pop(name, None) for name in named}
         has_head = step.loader(family) != family.loader
-        if device != "cpu":  # switches of the whole process, which trains where samples are made on the fly
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-            torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        make_exact(device)
         with at_samples(step, ()):
             _require_weights(step, device)
         model = _loaded(step, family)
@@ -90,16 +87,8 @@ class OpenModel:
 
     @property
     def machine(self) -> dict[str, str]:
-        """The device, its driver and torch: what numbers depend on beside the weights."""
-        torch_is = {"torch": torch.__version__}
-        if self.device.type == "cpu":
-            return torch_is | {"device": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
-        driver = re.search(r"Module\s+(\S+)", _text_of(Path("/proc/driver/nvidia/version")))
-        return torch_is | {
-            "device": torch.cuda.get_device_name(self.device),
-            "cuda": str(torch.version.cuda),
-            "driver": driver[1] if driver else "unknown",
-        }
+        """See `machine_of`."""
+        return machine_of(str(self.device))
 
     @property
     def batch_size(self) -> int:
@@ -201,6 +190,27 @@ class OpenModel:
         if not grows:
             return (form,)
         return form, FieldForm(name=f"{field}_mask", dtype="int64", shape=(None,), stored_dtype="uint8", mask_of=field)
+
+
+def machine_of(device: str) -> dict[str, str]:
+    """Returns the device, its driver and torch: what numbers depend on beside the weights."""
+    torch_is = {"torch": torch.__version__}
+    if device == "cpu":
+        return torch_is | {"device": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
+    driver = re.search(r"Module\s+(\S+)", _text_of(Path("/proc/driver/nvidia/version")))
+    return torch_is | {
+        "device": torch.cuda.get_device_name(device),
+        "cuda": str(torch.version.cuda),
+        "driver": driver[1] if driver else "unknown",
+    }
+
+
+def make_exact(device: str) -> None:
+    """Turns TF32 and kernels that differ from run to run off, for what a model does on a device."""
+    if device != "cpu":  # switches of the whole process, which trains where samples are made on the fly
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
 
 
 @functools.lru_cache(maxsize=4)

@@ -8,19 +8,22 @@
             "noise": {"dtype": "float32", "shape": []},
         }
 
-        def prepare(self, sample): ...   # {"waveform": float32 [n]}, {"image": uint8 [h, w, 3]} or {"text": str}
+        def prepare(self, sample): ...   # {"waveform": float32 [n]}, {"image": uint8 [h, w, 3]} or {"text": str};
+                                         # where it takes an earlier section: the fields of that, as they are stored
         def forward(self, batch): ...    # a list of what `prepare` gave, to a dict of an array a sample for each field
 
-`args` are given to the class by name when it is made. Nothing here imports the file before values are made; `version`
-and `files` are read as they are written in the class's body.
+`args` are given to the class by name when it is made, and where its `__init__` has a parameter `device`, that: "cpu" or
+"cuda:0". The `forward` of such a class runs in the process of a device, if there is one. Nothing here imports the file
+before values are made; `version` and `files` are read as they are written in the class's body.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
-import platform
+import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +38,7 @@ from forebay.steps.audio.own_class import forms_declared
 from forebay.steps.audio.own_probe import files_read
 from forebay.steps.audio.own_step import unlisted_error, written_facts
 from forebay.steps.form import FieldForm, shown_shape
-from forebay.steps.model.model_step import CODE, ModelStep, code_of, own_digest
+from forebay.steps.model.model_step import CODE, CPU, ModelStep, code_of, is_out_of_memory, own_digest
 from forebay.store.layout import Array
 
 _FULL_SCALE = np.float32(1 << 15)
@@ -59,7 +62,7 @@ def _running() -> Iterator[None]:
 class OwnModel:
     """A class of the user at work. forms: of what it gives. numbers: the dtypes of its fields of shape [].
 
-    unlisted: files that it has read and that no key knows.
+    unlisted: files that it has read and that no key knows. device: what it was told to run on, None: it does not ask.
     """
 
     step: ModelStep
@@ -67,9 +70,10 @@ class OwnModel:
     forms: tuple[FieldForm, ...]
     numbers: Mapping[str, str]
     unlisted: set[str]
+    device: str | None
 
     @classmethod
-    def of(cls, step: ModelStep) -> Self:
+    def of(cls, step: ModelStep, device: str = CPU) -> Self:
         """Returns the class of a step, made with its arguments.
 
         Raises ConfigError where the file is another one now, where its code raises, or where it declares no fields.
@@ -80,12 +84,12 @@ class OwnModel:
         content = source_of(path, path.parent, CODE)
         listed = [path, *(path.parent / file for file in written_facts(content, path, name, CODE)[1])]
         unlisted = files_read(path.parent, listed, lambda: threading.get_ident() in _RUNNING)
-        made = f"{path}:{name}, made with args = {step.args}, raised"
         try:
             with _running():
                 own_class = run_code.loaded(content, str(path), name, what="class")
-            with _running(), run_code.refusing(lambda said: CODE.refused(f"{made} {said}")):
-                own = own_class(**json.loads(step.args))
+            made = f"made with args = {step.args} it raised"
+            with _running(), run_code.refusing(lambda said: ValueError(f"{made} {said}")):
+                own, told = _instance(own_class, json.loads(step.args), device)
                 declared = {field: dict(given) for field, given in own.fields.items()}
             is_number = {field: given.get("shape") in ([], ()) for field, given in declared.items()}
             numbers = {field: str(given.get("dtype")) for field, given in declared.items() if is_number[field]}
@@ -95,7 +99,7 @@ class OwnModel:
             forms = forms_declared(rest, step.dtype) if rest or not numbers else ()
         except (run_code.CodeError, ValueError) as err:
             raise CODE.refused(f"{path}:{name}: {err}; see docs/model-steps.md") from err
-        return cls(step, own, forms, numbers, unlisted)
+        return cls(step, own, forms, numbers, unlisted, told)
 
     @property
     def made_by(self) -> str:
@@ -104,8 +108,10 @@ class OwnModel:
 
     @property
     def machine(self) -> dict[str, str]:
-        """The processor: numbers depend on it."""
-        return {"device": platform.machine()}
+        """See `OpenModel`."""
+        from forebay.steps.model.open_model import machine_of  # not at import: keys are made without torch
+
+        return machine_of(self.device or CPU)
 
     @property
     def batch_size(self) -> int:
@@ -121,7 +127,9 @@ class OwnModel:
         if "failure" in values:
             return dict(values)
         sample = {name: values[name] for name in ("waveform", "image", "text") if name in values}
-        if "waveform" in sample:
+        if "taken" in values:
+            sample = values["taken"]
+        elif "waveform" in sample:
             clip = sample["waveform"]
             sample["waveform"] = clip / _FULL_SCALE if clip.dtype == np.int16 else np.array(clip)
         try:
@@ -133,29 +141,65 @@ class OwnModel:
 
     def made(self, prepared: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
         """Returns the arrays of each sample of a batch. Raises BuildError where the class gives what it did not say."""
-        with _running(), run_code.refusing(lambda said: self._wrong(f"raised {said}")):
-            answer = self.own.forward([values["prepared"] for values in prepared])
+        with _running(), run_code.refusing(lambda said: self._wrong(f"forward raised {said}")):
+            answer = self._answer([values["prepared"] for values in prepared])
             found = {name: [np.asarray(array) for array in arrays] for name, arrays in answer.items()}
-        if self.unlisted:
-            raise unlisted_error(f"{self.made_by} of model.{self.step.label}", sorted(self.unlisted))
+        self.require_listed()
         wanted = {form.name: form for form in self.forms if form.is_stored}
         counts = {name: len(arrays) for name, arrays in found.items()}
         if counts != (of_all := dict.fromkeys([*wanted, *self.numbers], len(prepared))):
-            raise self._wrong(f"gave {counts} arrays by field, wanted {of_all}")
+            raise self._wrong(f"forward gave {counts} arrays by field, wanted {of_all}")
         for name, array in ((name, array) for name, arrays in found.items() for array in arrays):
             dtype, shape = (wanted[name].dtype, wanted[name].shape) if name in wanted else (self.numbers[name], ())
             if array.dtype != dtype or not (wanted[name].fits(array.shape) if name in wanted else array.ndim == 0):
-                raise self._wrong(
-                    f"gave {name} as {array.dtype} {shown_shape(array.shape)}, declared {dtype} {shown_shape(shape)}"
-                )
+                found_is, wanted_is = (f"{d} {shown_shape(s)}" for d, s in ((array.dtype, array.shape), (dtype, shape)))
+                raise self._wrong(f"forward gave {name} as {found_is}, declared {wanted_is}")
         return [{name: arrays[place] for name, arrays in found.items()} for place in range(len(prepared))]
+
+    def _answer(self, batch: Sequence[Any]) -> Any:
+        try:
+            return self.own.forward(batch)
+        except RuntimeError as err:
+            if is_out_of_memory(err):  # what to do about it, the batch says
+                raise MemoryError(str(err)) from err
+            raise
+
+    def packed(self, prepared: Sequence[Mapping[str, Any]]) -> tuple[bytes, list[pickle.PickleBuffer]]:
+        """Returns a batch for the class in another process, and its arrays.
+
+        Raises BuildError for what cannot be sent.
+        """
+        self.require_listed()
+        arrays: list[pickle.PickleBuffer] = []
+        try:
+            return pickle.dumps(prepared, protocol=5, buffer_callback=arrays.append), arrays
+        except Exception as err:  # pickle says it in several ways, and so do objects of users
+            what = f"prepare gives what no other process can be given (arrays and plain values can): {err}"
+            raise self._wrong(what) from err
+
+    def require_listed(self) -> None:
+        """Raises ConfigError where the class has read a file that no key knows."""
+        if self.unlisted:
+            raise unlisted_error(f"{self.made_by} of model.{self.step.label}", sorted(self.unlisted))
 
     def _wrong(self, what: str) -> BuildError:
         path, name = code_of(self.step.folder)
-        return BuildError(f"model.{self.step.label}: {path}:{name}.forward {what}; correct the class", code=CODE.code)
+        return BuildError(f"model.{self.step.label}: {path}:{name}.{what}; correct the class", code=CODE.code)
+
+
+def _instance(own_class: type, arguments: dict[str, Any], device: str) -> tuple[Any, str | None]:
+    """Returns an instance, and the device that it was told."""
+    if "device" not in inspect.signature(own_class).parameters:
+        return own_class(**arguments), None
+    if "device" in arguments:
+        raise TypeError("device is in args, and [run] devices says it: leave it out")
+    return own_class(**arguments, device=device), device
 
 
 @functools.lru_cache(maxsize=4)
-def opened_own(step: ModelStep) -> OwnModel:
+def opened_own(step: ModelStep, device: str = CPU) -> OwnModel:
     """Returns the class of a step at work; a process keeps the last ones."""
-    return OwnModel.of(step)
+    from forebay.steps.model.open_model import make_exact
+
+    make_exact(device)
+    return OwnModel.of(step, device)

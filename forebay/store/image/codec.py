@@ -234,6 +234,16 @@ class StoredImages:
             ) from err
         return stored
 
+    @property
+    def is_as_stored(self) -> bool:
+        """See `StoredItems`; images and videos are told apart one by one."""
+        return self.codec == "raw" and not self.has_videos
+
+    def of_batch(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """See `StoredItems`; the grids of a sample's images are one array."""
+        none = np.zeros((0, 3), np.int32)
+        return {**columns, "image_grid_thw": [np.concatenate([none, *grids]) for grids in columns["image_grid_thw"]]}
+
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
         """See `StoredItems`: every codec gives the same `patches`. Videos stand apart from images."""
         if not self.has_videos:

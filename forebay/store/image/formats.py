@@ -1,4 +1,4 @@
-"""Image files of seven formats, told by their first bytes: opened by Pillow's reader, or measured by their headers."""
+"""Image files of nine formats, told by their first bytes: opened by Pillow's reader, or measured by their headers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, BinaryIO, Literal, get_args
 
 from forebay.errors import DecodeError
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 30
 _GIF, _PNG, _RIFF = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n", b"RIFF"
 
+MoreImages = Literal["avif", "jpeg2000", "16-bit", "first_frame"]
+EVERY_IMAGE: tuple[MoreImages, ...] = get_args(MoreImages)
+"""What `source.more_images` may name. A listing decides which images are read; whatever it let pass is decoded."""
+_BY_CHOICE: dict[str, MoreImages] = {"AVIF": "avif", "JPEG 2000": "jpeg2000"}
 _UNREAD = (
     (4, b"ftypavi", "AVIF"),
     (4, b"ftyp", "HEIC or MP4"),
@@ -53,26 +57,32 @@ _UNREADABLE = (
 _QUIET = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
 
 
-def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str) -> ImageFile:
+def open_image(
+    file: BinaryIO, *, max_pixels: int, sample_id: str, more: Collection[MoreImages] = EVERY_IMAGE
+) -> ImageFile:
     """Returns the image of a file at its beginning, no pixel decoded: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM.
+
+    more: what else is read: AVIF, JPEG 2000, samples of more than 8 bits, which conversion to RGB clips at 255, and of
+    several frames or pages the first.
 
     The reader is called directly, not through `Image.open`: no other of Pillow's readers (EPS runs ghostscript) sees
     the bytes, and Pillow's own pixel limit, a global of the process, neither warns nor has to be changed: ours decides.
 
     Raises DecodeError `empty_file`, `unreadable_image`, `too_many_pixels` (by the header, before anything is allocated
-    for pixels), `animated_image` (more than one frame or page) or `format` (AVIF and others of `_UNREAD`; modes I;16, I
-    and F: samples that conversion to RGB clips at 255; 16-bit RGB is fine, Pillow takes its upper 8). An OSError of the
-    file comes through.
+    for pixels), `animated_image` (more than one frame or page) or `format` (those of `_UNREAD`; modes I;16, I and F;
+    16-bit RGB is fine, Pillow takes its upper 8). An OSError of the file comes through.
     """
     head = file.read(_HEAD_BYTES)
     if not head:
         raise DecodeError("empty_file", f"sample {sample_id}: the image is empty (0 bytes); write or list it again")
-    reader = _reader(head)
+    name = next((name for at, magic, name in _UNREAD if head.startswith(magic, at)), None)
+    reader = _reader(head) if name is None else _reader_by_choice(name) if _BY_CHOICE.get(name) in more else None
     if reader is None:
-        name = next((name for at, magic, name in _UNREAD if head.startswith(magic, at)), None)
+        advice = f" or name it in source.more_images: {_BY_CHOICE[name]}" if name in _BY_CHOICE else ""
         raise DecodeError(
             "format" if name else "unreadable_image",
-            f"sample {sample_id}: {name or repr(head[:12])} is no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM; convert it",
+            f"sample {sample_id}: {name or repr(head[:12])} is no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM; convert "
+            f"it{advice}",
         )
     _check_pixels(_claimed_size(head), max_pixels, sample_id)
     file.seek(0)
@@ -80,13 +90,17 @@ def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str) -> ImageFile:
         image = reader(file)
         is_animated = bool(getattr(image, "is_animated", False))
     _check_pixels(image.size, max_pixels, sample_id)
-    if is_animated:
-        raise DecodeError("animated_image", f"sample {sample_id}: more than one frame or page; store the one you mean")
-    if image.mode.startswith("I") or image.mode == "F":
+    if is_animated and "first_frame" not in more:
+        raise DecodeError(
+            "animated_image",
+            f"sample {sample_id}: more than one frame or page; store the one you mean, or take the first of all: "
+            "source.more_images: first_frame",
+        )
+    if (image.mode.startswith("I") or image.mode == "F") and "16-bit" not in more:
         raise DecodeError(
             "format",
-            f"sample {sample_id}: values of mode {image.mode}, which conversion to RGB clips at 255; "
-            "write it with 8 bits",
+            f"sample {sample_id}: values of mode {image.mode}, which conversion to RGB clips at 255; write it with 8 "
+            "bits, or have it clipped: source.more_images: 16-bit",
         )
     return image
 
@@ -134,6 +148,17 @@ def _reader(head: bytes) -> Callable[[BinaryIO], ImageFile] | None:
     return None if name is None else getattr(importlib.import_module(f"PIL.{name}ImagePlugin"), f"{name}ImageFile")
 
 
+def _reader_by_choice(name: str) -> Callable[[BinaryIO], ImageFile] | None:
+    """Returns the reader of AVIF or JPEG 2000; None where this Pillow has none."""
+    called = {"AVIF": "Avif", "JPEG 2000": "Jpeg2K"}[name]
+    try:
+        module = importlib.import_module(f"PIL.{called}ImagePlugin")
+    except ImportError:  # before Pillow 11.3
+        return None
+    reader: Callable[[BinaryIO], ImageFile] | None = getattr(module, f"{called}ImageFile")
+    return reader if getattr(module, "SUPPORTED", True) else None
+
+
 def _claimed_size(head: bytes) -> tuple[int, int]:
     """Width and height by the first bytes where the reader allocates a canvas when it opens: WebP, GIF; else (0, 0).
 
@@ -170,18 +195,20 @@ _PNG_KEYWORDS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"exif\0", 
 """Names of PNG text chunks from which Pillow takes an orientation."""
 
 
-def image_size(data: bytes | BinaryIO, *, max_pixels: int, sample_id: str) -> tuple[int, int]:
+def image_size(
+    data: bytes | BinaryIO, *, max_pixels: int, sample_id: str, more: Collection[MoreImages] = ()
+) -> tuple[int, int]:
     """Returns (width, height) as displayed: the size of `decode_image`'s result, the EXIF or XMP orientation applied.
 
     data: the encoded image, or a seekable file of it, of which only headers are read; all bytes of a WebP and a GIF,
     whose readers look for a second frame. No pixel is decoded, except of a PNG with an orientation behind its pixels,
     within `max_pixels`.
 
-    Raises DecodeError as `open_image` does.
+    more: see `open_image`. Raises DecodeError as that does.
     """
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     file.seek(0)
-    image = open_image(file, max_pixels=max_pixels, sample_id=sample_id)
+    image = open_image(file, max_pixels=max_pixels, sample_id=sample_id, more=more)
     with reading(max_pixels=max_pixels, sample_id=sample_id):
         orientation = _orientation(image, file)
     width, height = image.size

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -38,7 +38,16 @@ def shape_name(name: str) -> str:
 
 
 class StoredItems(Protocol):
-    """How the items that a sample lists become fields of the sample."""
+    """How the items that a sample lists become fields of the sample.
+
+    is_as_stored: whether their fields are handed out as they lie on disk, so that a batch can be read together.
+    """
+
+    @property
+    def is_as_stored(self) -> bool: ...
+
+    def of_batch(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Returns the fields of several samples. columns: of each a tuple a sample, an array an item, as stored."""
 
     def sample(self, text: dict[str, Any], items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
         """Returns the sample of its text and its items' rows, of a field a tuple; ValueError: a row holds no item."""
@@ -73,6 +82,10 @@ class StoredFields:
     """Items whose fields are stored as they are handed out."""
 
     fields: tuple[FieldSpec, ...]
+    is_as_stored: ClassVar[bool] = True
+
+    def of_batch(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return columns
 
     def sample(self, text: dict[str, Any], items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
         return {**text, **{field.name: tuple(item[field.name] for item in items) for field in self.fields}}
@@ -175,6 +188,11 @@ class StoredArrays:
     """How a cache stores images as their processor gives them."""
 
     fields: tuple[ArrayField, ...]
+    is_as_stored: ClassVar[bool] = False
+
+    def of_batch(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """See `StoredItems`: these are decoded one by one."""
+        raise NotImplementedError
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], *, folder: Path) -> Self:

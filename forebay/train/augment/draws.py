@@ -4,7 +4,7 @@ each sample is drawn, the same on any rank and after any resume."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,8 +16,8 @@ from forebay.store.source import Sample, SampleBatch, column
 
 AUGMENT_VERSION = 1
 """Bumped when the same seed, epoch and sample id give other changes."""
-VARIANTS_PLACE = 1 << 16
-"""The place of this draw among those of the changes of `[[augment]]`, of which there are fewer."""
+_SPEEDS_PLACE = 1 << 16
+"""The place of their draw among those of the changes of `[[augment]]`, of which there are fewer."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -79,21 +79,33 @@ def between(uniform: Array, low: float, high: float) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """The variants of a source. names: theirs. fields: those that every variant has, by the names that models know."""
+    """The variants of a group. names: theirs. fields: those that every variant has, by the names that models know.
+
+    place: of their draw. Groups that are made of one kind of item share it: what is made of an image is mirrored
+    together.
+    """
 
     names: tuple[str, ...]
     fields: tuple[str, ...]
+    place: int | str
 
     @classmethod
-    def of(cls, constants: Constants, fields: Sequence[str]) -> Self | None:
-        """Returns the variants of a source of these constants and fields; None where it has none."""
-        names = tuple(constants.get("variants") or ())
-        if not names:
-            return None
-        return cls(names, tuple(field for field in fields if variant_name(field, names[0]) in fields))
+    def all_of(cls, constants: Constants, fields: Iterable[FieldSpec]) -> tuple[Self, ...]:
+        """Returns the variants of each group of a source of these constants and fields that has some."""
+        fields, found = [*fields], []
+        for group, values in constants.groups.items():
+            names, own = tuple(values.get("variants") or ()), [spec.name for spec in fields if spec.group == group]
+            kind = values.get("takes", group)
+            if varied := tuple(name for name in own if names and variant_name(name, names[0]) in own):
+                found.append(cls(names, varied, _SPEEDS_PLACE if kind == "audio" else f"variants of {kind}"))
+        return tuple(found)
 
-    def chosen(self, samples: Sequence[Sample], draws: Draws) -> SampleBatch:
-        """Returns samples with one variant of each, the recording as it is among them, all as likely."""
+    def chosen(self, samples: Sequence[Sample], drawing: Drawing) -> SampleBatch:
+        """Returns samples with one variant of each, the plain one among them, all as likely.
+
+        Of several items that a sample lists it is the same one.
+        """
+        draws = drawing.draws.of(drawing.ids, self.place)
         numbers = (draws.uniform(1)[:, 0] * (len(self.names) + 1)).astype(int).tolist()
         return self._taken(samples, numbers)
 
@@ -118,6 +130,6 @@ class Variants:
 
 def without_variants(fields: Sequence[FieldSpec], constants: Constants) -> list[FieldSpec]:
     """Returns the fields that samples have as they are."""
-    variants = Variants.of(constants, [spec.name for spec in fields])
-    varied = () if variants is None else {variant_name(f, n) for f in variants.fields for n in variants.names}
+    found = Variants.all_of(constants, fields)
+    varied = {variant_name(field, name) for each in found for field in each.fields for name in each.names}
     return [spec for spec in fields if spec.name not in varied]

@@ -342,8 +342,9 @@ class PackCollator:
         """
         if not samples:
             raise ValueError("a pack needs at least one sample")
+        samples = list(samples)
         items = self._items(samples)
-        layout = self._layout(samples, items)
+        layout = self._layout(samples)
         fields = {
             **self._tokens(samples, layout, items, allocate),
             **self._beside(layout, items, allocate),
@@ -353,21 +354,22 @@ class PackCollator:
 
     def count_frames(self, samples: Sequence[PackedSample]) -> tuple[int, int]:
         """Returns (tokens of the samples, tokens of their batch); the difference is padding."""
-        layout = self._layout(samples, self._items(samples))
+        layout = self._layout(list(samples))
         return layout.used, layout.num_tokens
 
     def _items(self, samples: Sequence[PackedSample]) -> list[Arrays]:
         """Returns of every sample the fields of all its items; what is padded are those of the last group."""
-        found: list[Arrays] = [
-            {k: v for form in self._forms for k, v in form.items(sample).items()} for sample in samples
-        ]
+        columns = {name: arrays for form in self._forms for name, arrays in form.columns(samples).items()}
         if self._has_videos:
-            found = [{**each, SECONDS: sample[SECONDS]} for each, sample in zip(found, samples, strict=True)]
-        return found
+            columns[SECONDS] = [sample[SECONDS] for sample in samples]
+        rows = zip(*columns.values(), strict=True) if columns else [()] * len(samples)
+        return [dict(zip(columns, each, strict=True)) for each in rows]
 
-    def _layout(self, samples: Sequence[PackedSample], items: Sequence[Arrays]) -> _Layout:
+    def _layout(self, samples: Sequence[PackedSample]) -> _Layout:
         lengths = np.array(self._text.lengths(samples))
-        used, units = int(lengths.sum()), sum(len(array) for each in items for array in each.get(self._units, ()))
+        used, units = int(lengths.sum()), 0
+        if self._units:
+            units = sum(len(array) for arrays in self._forms[-1].columns(samples)[self._units] for array in arrays)
         if self.shapes is None:
             room = units or self._kind.least
             num_tokens = used + self._kind.tokens(room - units)

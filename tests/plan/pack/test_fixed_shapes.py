@@ -108,6 +108,11 @@ def test_what_fits_in_no_shape_is_counted_or_stops_the_plan() -> None:
         PackConfig(seq_len=100, algorithm="best_fit_decreasing", shapes="fixed")
 
 
+def test_texts_that_fill_a_pack_leave_no_room_for_the_image_of_padding() -> None:
+    with pytest.raises(PlanError, match=r"none of 3 samples fits .* plan.seq_len = 100; raise it"):
+        plan_of(np.full(3, 100), np.zeros(3, np.int64), seq_len=100)
+
+
 def test_texts_alone_have_a_shape_with_one_image_of_padding() -> None:
     plan = plan_of(np.full(50, 90), np.zeros(50, np.int64), seq_len=1000)
     assert plan.patch_classes == (4,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from benchmarks.here_pool import HerePool
 from forebay import load_config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.build_report import Options
@@ -28,10 +30,12 @@ from forebay.preprocess.device_process import ArrayChannel
 from forebay.preprocess.model_group import _probed
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.probe_sample import beyond_promise, in_words, promise_of, sample_of
+from forebay.preprocess.runner import ray as ray_runner
 from forebay.preprocess.runner.ray import Ray
 from forebay.steps.model import free_memory
 from forebay.steps.model.open_model import OpenModel, opened_model
 from forebay.store.cache import open_cache
+from forebay.task_map import begin
 from tests.preprocess.corpus import shard_bytes
 from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import SPEECH, Corpus, section
@@ -223,6 +227,30 @@ def test_a_later_machine_is_held_to_the_first_one(config: Callable[..., Any], mo
     assert build_here(config(WORDS)).sealed
 
 
+@pytest.mark.parametrize("part", [None, (0, 2)])
+@pytest.mark.parametrize("by", [1e-9, 1.0])
+def test_shards_of_another_machine_are_linked_where_it_keeps_the_promise(
+    config: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    by: float,
+    part: tuple[int, int] | None,
+) -> None:
+    def another(*outputs: Any) -> Any:
+        return {name: [value + by for value in values] for name, values in sample_of(*outputs).items()}
+
+    first = build_here(config(WORDS + SMALL), part=part)  # of one part: the folder of a build that is not sealed
+    _probed.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.preprocess.model_group.sample_of", another)
+        again = build_here(config(WORDS + WORDS.replace('name = "t5"', 'name = "more"') + SMALL))
+    _probed.cache_clear()
+    of_model = 2 if part is None else 1
+    assert first.shards_written - again.shards_linked == (0 if by < 1 else of_model)
+    said = r"no shard of model.t5 is linked from .*: t5 differs by 1, and .* is promised: .*AVX.* there, .*AVX.* here"
+    assert bool(re.search(said, caplog.text)) == (by == 1)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA; its twin on the CPU stands first")
 def test_a_gpu_makes_the_same_bytes_again(config: Callable[..., Any], tmp_path: Path) -> None:
@@ -292,3 +320,42 @@ def test_ray_gets_the_gpus_of_tasks_that_run_models(monkeypatch: pytest.MonkeyPa
     tasks = [SimpleNamespace(group=name) for name in ("text", "dac")]
     assert [value for _, value in ray.run(len, tasks)] == [1, 1]
     assert FakeRay.asked == [{"num_gpus": 0}, {"num_gpus": 0.25}]
+
+
+class Nodes(HerePool):
+    """Nodes of a cluster, whose devices give other numbers than the driver's CPU."""
+
+    is_at_work: ClassVar[bool] = False
+    seen: ClassVar[list[str]] = []
+
+    def __init__(self, *_: Any, gpus: Any) -> None:
+        super().__init__()
+
+    def run(self, function: Any, tasks: Any) -> Any:
+        for task in tasks:
+            self.seen.append(f"{task.group} {getattr(function, '__name__', 'shard')}")
+            Nodes.is_at_work = True
+            yield task, function(task)
+            Nodes.is_at_work = False
+
+
+@pytest.mark.parametrize("num_gpus", [0, 0.5])
+def test_nodes_with_gpus_are_held_to_the_first_of_them(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, num_gpus: float
+) -> None:
+    def made(self: OpenModel, batch: Any, rows: Any) -> Any:
+        by = np.float32(Nodes.is_at_work and num_gpus)
+        return [{name: array + by for name, array in of_one.items()} for of_one in real(self, batch, rows)]
+
+    real = OpenModel.made
+    monkeypatch.setattr(OpenModel, "made", made)
+    monkeypatch.setattr("forebay.preprocess.device_process.device", lambda: None)  # there is no GPU here
+    monkeypatch.setattr("forebay.preprocess.pipeline.Ray", Nodes)
+    monkeypatch.setattr(Nodes, "seen", [])
+    for cached in (_probed, ray_runner._probe, ray_runner._constants):
+        cached.cache_clear()
+    assert build_here(config(WORDS, f"run.num_gpus={num_gpus}"), runner="ray").sealed
+    begin(is_tried_again=False)
+    _probed.cache_clear()
+    assert ("t5 _measure_on_gpu" in Nodes.seen) == (num_gpus > 0)
+    assert {"t5 shard", "audio shard", "text shard"} <= {*Nodes.seen}

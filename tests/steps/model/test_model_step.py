@@ -185,6 +185,30 @@ def test_two_models_of_a_name_are_refused(corpus: Corpus) -> None:
         built(corpus, CODES, CODES)
 
 
+@pytest.mark.parametrize("takes", ['"text"', '["image", "text"]'])
+@pytest.mark.parametrize(
+    ("talks", "said"),
+    [
+        ('meaning = "conversations"\n', r"source.meaning is conversations\)"),
+        ('[vision]\nprocessor = "t5"\n', "source.meaning is conversations and text.prompt chat"),
+        (
+            'meaning = "talk.py:Talk"\n[vision]\nprocessor = "t5"\n',
+            "source.meaning is talk.py:Talk and text.prompt chat",
+        ),
+    ],
+)
+def test_the_messages_of_conversations_are_no_text(tmp_path: Path, talks: str, said: str, takes: str) -> None:
+    (tmp_path / "talk.py").write_text('class Talk:\n    columns = ("text", "image")\n    groups = ("image",)\n')
+    head = 'name = "talks"\n[source]\nkind = "jsonl"\nmanifest = "rows.jsonl"\n'
+    text = f"{head}{talks}{WORDS.replace(chr(34) + 'text' + chr(34), takes)}[run]\nallow_code = true\n"
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(
+        ConfigError, match=f"model.t5 takes the text of a row, .*{said}.*as JSON. Make a config"
+    ) as caught:
+        forebay.load_config(tmp_path / "config.toml")
+    assert caught.value.code == "FB147"
+
+
 def test_values_that_are_not_finite_cost_their_sample(corpus: Corpus) -> None:
     edit_weights(corpus.folder / "t5", lambda tensor: tensor.fill_(float("inf")))
     with pytest.raises(ForebayError, match=r"not_finite: model\.t5: t5 holds nan, which float16 does not"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 
 from forebay import Config, cli, load_config
 from forebay.errors import ConfigError, ForebayError
+from forebay.preprocess.build_report import Options
+from forebay.preprocess.pipeline import build
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.train import make_loader
+from tests.preprocess.corpus import shard_bytes
 from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import PHOTOS, SPEECH, TEXTS, Corpus, of_sample, section
 
@@ -61,6 +65,38 @@ class Own:
 
     def forward(self, batch):
         return {"wide": batch}
+"""
+PLACED = """
+import os
+from dataclasses import dataclass
+import numpy as np
+
+@dataclass
+class Heard:
+    states: np.ndarray
+    back: np.ndarray
+
+class Own:
+    version = 1
+    fields = {"frames": {"dtype": "float32", "shape": [None, 2]}, "sum": {"dtype": "float32", "shape": []}}
+
+    def __init__(self, *, notes, device):
+        self.notes, self.device = notes, device
+
+    def note(self, what):
+        os.close(os.open(f"{self.notes}/{what}-{self.device}-{os.getpid()}", os.O_CREAT))
+
+    def prepare(self, sample):
+        self.note("prepare")
+        return Heard(sample["hubert"], sample["hubert"][::-1])
+
+    def forward(self, batch):
+        self.note("forward")
+        if len(batch[0].states) == 104 and os.path.lexists(f"{self.notes}/kill"):  # the third recording
+            os.unlink(f"{self.notes}/kill")
+            os.kill(os.getpid(), 9)
+        frames = [np.stack([one.states[:, 0], one.back[:, 1]], axis=1).astype(np.float32) for one in batch]
+        return {"frames": frames, "sum": [each.sum() for each in frames]}
 """
 LEAVE = "[run]\nallow_code = true\n"
 
@@ -142,8 +178,13 @@ def test_the_key_is_the_file_its_version_its_files_and_its_arguments(tmp_path: P
         ),
         ("for clip in batch], np.float32)", "for clip in batch[1:]], np.float32)", "'loud': 0.*'loud': 1"),
         ("frames = [np", "raise KeyError('no weights'); frames = [np", "forward raised KeyError: 'no weights'"),
+        (
+            "frames = [np",
+            "raise RuntimeError('CUDA out of memory'); frames = [np",
+            "MemoryError.*: CUDA.*make batch smaller",
+        ),
         ('"shape": []', '"shape": 3', "see docs/model-steps.md"),
-        ("hop=160, ", "", r"raised TypeError: .*hop"),
+        ("hop=160, ", "", r"made with args = .* it raised TypeError: .*hop"),
         ('files = ["scale.txt"]', "files = []", "Own of model.own reads .*scale.txt, which it does not list"),
         ("version = 1", "version = one()", "written|plain values"),
         ("class Own", "class Other", "has no class Own; its classes: Other"),
@@ -182,3 +223,51 @@ def test_code_needs_leave_in_the_file_and_lies_beside_it(tmp_path: Path, capsys:
         recipe_of(config)
     assert cli.main(["inspect", str(next((tmp_path / "caches").glob("tiny-*")))]) == 0
     assert "own" in capsys.readouterr().out
+
+
+def test_a_class_that_asks_for_its_device_runs_in_the_process_of_it(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    corpus, notes = Owned(tmp_path, "hubert"), tmp_path_factory.mktemp("notes")
+    (tmp_path / "own.py").write_text(PLACED)
+    text = SPEECH + section("hubert", "audio") + own("hubert", f'args = {{notes = "{notes}"}}', "batch = 2")
+    config = corpus.write(text + "[layout]\nrows_per_shard = 2\n")
+    caches = [open_cache(build_here(config).cache)]
+    assert {path.name for path in notes.iterdir()} == {f"{what}-cpu-{os.getpid()}" for what in ("prepare", "forward")}
+    (notes / "kill").touch()
+    changed = [f'run.cache_root="{tmp_path / "others"}"', 'run.devices=["cpu", "cpu"]', "run.num_workers=2"]
+    config = load_config(config.path, overrides=changed)
+    caches.append(open_cache(build(config, Options(progress=False)).cache))
+    found = [(shard_bytes(Path(cache.place)), cache.constants, cache.metadata["made_with"]) for cache in caches]
+    assert found[0] == found[1]
+    prepare, forward = ({path.name[12:] for path in notes.glob(f"{what}-cpu-*")} for what in ("prepare", "forward"))
+    assert prepare & forward == {str(os.getpid())}
+    assert len(forward) == 4  # this one, two of devices, and the one in the place of that which was killed
+    assert not (notes / "kill").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "answer", "message"),
+    [
+        ('device = "cpu"', "0", "device is in args, and .run. devices says it: leave it out"),
+        (
+            "",
+            "lambda: 0",
+            r"Own.prepare gives what no other process can be given \(arrays .*lambda.*; correct the class",
+        ),
+        ("", "self.lock", "gives what no other process can be given .*: cannot pickle"),
+        ("", "open(__file__[:-6] + 'rows.jsonl').close()", "Own of model.own reads .*rows.jsonl, which it does not"),
+    ],
+)
+def test_what_no_device_can_be_given_is_refused(
+    tmp_path: Path, args: str, answer: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, told = (
+        Owned(tmp_path),
+        "def __init__(self, device):\n        import _thread as t; self.lock = t.allocate_lock()",
+    )
+    code = SCORE.replace("def prepare", f"{told}\n\n    def prepare").replace('sample["image"].shape[1]', answer)
+    (tmp_path / "own.py").write_text(code)
+    monkeypatch.setattr("forebay.preprocess.device_process.device", lambda: "/no/socket")
+    with pytest.raises(ForebayError, match=message):
+        build_here(corpus.write(SPEECH + own("audio", f"args = {{{args}}}")))

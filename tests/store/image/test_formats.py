@@ -4,11 +4,13 @@ import io
 import resource
 import warnings
 
+import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
 from forebay.errors import DecodeError
 from forebay.store.image.codec import decode_image
-from forebay.store.image.formats import image_size
+from forebay.store.image.formats import EVERY_IMAGE, MoreImages, image_size
 from tests.store.image.variants import PHOTOS, bombs, cut_short, late_png, photo, refused, saved, variants
 
 LIMIT = 89_478_485
@@ -51,9 +53,43 @@ def test_what_is_no_sample_has_its_reason(name: str) -> None:
     with pytest.raises(DecodeError, match="sample s7: ") as caught:
         image_size(data, max_pixels=LIMIT, sample_id="s7")
     assert caught.value.reason == reason
+    if "source.more_images" in str(caught.value):
+        return
     with pytest.raises(DecodeError, match="sample s7: ") as caught:
         decode_image(data, max_pixels=LIMIT, sample_id="s7")
     assert caught.value.reason == reason
+
+
+BY_CHOICE: dict[str, MoreImages] = {
+    "animated GIF": "first_frame",
+    "animated WebP": "first_frame",
+    "APNG": "first_frame",
+    "TIFF of pages": "first_frame",
+    "AVIF": "avif",
+    "JPEG 2000": "jpeg2000",
+    **dict.fromkeys(("16 bit PNG", "16 bit TIFF", "16 bit PGM", "32 bit TIFF", "float TIFF"), "16-bit"),
+}
+
+
+@pytest.mark.parametrize("name", BY_CHOICE)
+def test_what_is_read_by_choice_is_as_pillow_converts_it(name: str) -> None:
+    data, choice = refused()[name][0], BY_CHOICE[name]
+    with pytest.raises(DecodeError, match=f"source.more_images: {choice}"):
+        image_size(data, max_pixels=LIMIT, sample_id="s7", more=[each for each in EVERY_IMAGE if each != choice])
+    with Image.open(io.BytesIO(data)) as opened:
+        wanted = ImageOps.exif_transpose(opened).convert("RGB")
+    found = decode_image(data, max_pixels=LIMIT, sample_id="s7", alpha="drop")
+    assert image_size(data, max_pixels=LIMIT, sample_id="s7", more=(choice,)) == found.size == wanted.size
+    assert np.array_equal(np.asarray(found), np.asarray(wanted))
+
+
+def test_a_pillow_without_a_reader_refuses_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import AvifImagePlugin
+
+    monkeypatch.setattr(AvifImagePlugin, "SUPPORTED", False)
+    with pytest.raises(DecodeError, match="AVIF is no JPEG") as caught:
+        image_size(refused()["AVIF"][0], max_pixels=LIMIT, sample_id="s7", more=EVERY_IMAGE)
+    assert caught.value.reason == "format"
 
 
 def test_bombs_take_no_memory_and_warn_of_nothing() -> None:
