@@ -79,6 +79,8 @@ ITEM_SCHEMAS = {
 """Columns of `Manifest.items`, each content once: a place that `MediaReader` takes (that of its first use), the
 xxh3-128 of the encoded bytes, of a stretch also of its bounds, as 32 hex digits, ITEM_FACTS, and ITEM_BOUNDS."""
 
+VIDEO_FIELDS = ("videos", "video")
+"""The fields of a row that name its videos, which are items of the group `image`."""
 LISTS: Mapping[Group, str] = {"audio": "audios", "image": "images"}
 """The columns of rows that list items, by group."""
 NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
@@ -366,6 +368,11 @@ class Meaning(ABC):
     def columns(self) -> tuple[str, ...]:
         """The columns of `[source.columns]` that it reads."""
         return self.facts.columns
+
+    @property
+    def read_beside(self) -> tuple[str, ...]:
+        """The further columns of tables that it reads by their own names."""
+        return (*self.beside, *(VIDEO_FIELDS if self.facts.has_videos else ()))
 
     @property
     def own(self) -> Group | None:

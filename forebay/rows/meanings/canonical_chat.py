@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
-from forebay.rows.manifest import LISTS, NOUNS, Meaning, MeantRow, MediaPlace, Record, file_place
+from forebay.rows.manifest import LISTS, NOUNS, VIDEO_FIELDS, Meaning, MeantRow, MediaPlace, Record, file_place
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
 from forebay.rows.segments import Bounds, stretch_fields, stretch_of
 from forebay.steps.image.video_settings import SAMPLING, Sampling
@@ -26,11 +26,11 @@ Item = TypeVar("Item")
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 MESSAGES = ("messages", "conversations")
 IMAGES = (LISTS["image"], "image")
-VIDEOS = "video"
+VIDEOS = VIDEO_FIELDS[-1]
 """The kind of parts that are videos, which are items of the group `image`."""
 NAMED_BY: Mapping[str, tuple[str, ...]] = {
     **{group: (column, group) for group, column in LISTS.items()},
-    VIDEOS: ("videos", VIDEOS),
+    VIDEOS: VIDEO_FIELDS,
 }
 """The fields of a row that name its items, by the kind of their parts."""
 _NOUNS: Mapping[str, str] = {**NOUNS, VIDEOS: "video"}
@@ -290,6 +290,8 @@ def item_names(fields: Mapping[str, Any], group: Group) -> list[str | MediaPlace
 def _listed(value: Any, name: str, group: Group) -> str | MediaPlace:
     if group == VIDEOS and isinstance(value, list):
         raise refusal(FRAMES, f"field {name} holds a list")
+    if group == VIDEOS and value is True:  # see `table_records`
+        raise JsonError(f"field {name} holds bytes, wanted the name of a file")
     if group != "audio" or not isinstance(value, dict):
         return string_of({name: value}, (name,), required=True) or ""
     segment = stretch_of(value, f"field {name}")
