@@ -39,13 +39,15 @@ def clip(
     codec: str = "libx264",
     times: Sequence[int] | None = None,
     seconds_apart: int | None = None,
+    gop: int = 12,
 ) -> bytes:
-    """A video of frames. times: when each is shown, in 1 / fps seconds."""
+    """A video of frames. times: when each is shown, in 1 / fps seconds. gop: from one frame that needs no other on."""
     file = io.BytesIO()
     height, width, _ = frames[0].shape
     with av.open(file, "w", format=form) as container:
         stream: Any = container.add_stream(codec, rate=fps)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.codec_context.gop_size = gop
         stream.time_base = stream.codec_context.time_base = Fraction(1, fps)
         for number, pixels in enumerate(frames):
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")

@@ -355,6 +355,19 @@ def test_what_would_open_other_files_is_no_video(data: bytes) -> None:
     assert caught.value.reason == "unreadable_video"
 
 
+JUMPED = (("mp4", "libx264"), ("matroska", "libx264"), ("webm", "libvpx-vp9"), ("avi", "mpeg4"), ("mpegts", "libx264"))
+
+
+@pytest.mark.parametrize(("form", "codec"), JUMPED)
+def test_frames_far_apart_are_those_of_a_plain_loop(form: str, codec: str) -> None:
+    data = clip(FRAMES, form=form, codec=codec, gop=4)
+    every = decoded(data)
+    for indices in ([0, 19], [3, 9, 9, 18], [13], [5, 6, 7, 16], [*range(20)], [2, 2, 12]):
+        found = [*frames_at(data, indices, 10.0, sample_id="x")]
+        for index, frame in zip(indices, found, strict=True):
+            np.testing.assert_array_equal(frame, every[index])
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_cut_and_damaged_videos_decode_or_have_a_reason(data: st.DataObject) -> None:
@@ -407,6 +420,7 @@ def test_bad_rows_are_counted_by_reason(tmp_path: Path) -> None:
     [
         ({"do_resize": False}, "do_resize is false"),
         ({"num_frames": 8}, "num_frames is 8"),
+        ({"video_processor_type": "Qwen2VLVideoProcessor"}, "wanted Qwen3VLVideoProcessor"),
         ({"patch_size": 14}, "patch_size is 14, that of images 16"),
         ({"max_frames": 0}, "wanted 1 or more"),
         ({"size": {"longest_edge": "big"}}, "max_pixels is"),

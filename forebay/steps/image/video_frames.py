@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,27 +69,40 @@ def video_facts(data: bytes, *, max_video_s: float, max_pixels: int, sample_id: 
 
 
 def frames_at(data: bytes, indices: Sequence[int], fps: float, *, sample_id: str) -> Iterator[Pixels]:
-    """Yields frames uint8 [height, width, 3] as displayed, in order; nothing behind the last one is decoded.
+    """Yields frames uint8 [height, width, 3] as displayed, in order; what lies far between and behind is not decoded.
 
     indices: rising; one may stand there several times. Frame i is the i-th one shown; of a video whose rate varies the
     one that is seen at i / fps seconds. Raises DecodeError as `video_facts` does.
     """
     with _opened(data, sample_id) as (container, stream):
         times = _Times.of(container, stream, sample_id)
-    wanted = times.at(indices, fps).tolist()
+    wanted, place = times.at(indices, fps).tolist(), 0
+    for keys in (times.keys, times.keys[:0]):
+        try:
+            for pixels in _decoded(data, wanted[place:], keys, sample_id):
+                yield pixels
+                place += 1
+            return
+        except DecodeError:
+            if not len(keys):
+                raise  # and where a jump missed, from the beginning
+
+
+def _decoded(data: bytes, wanted: Sequence[int], keys: Array, sample_id: str) -> Iterator[Pixels]:
+    """Yields the frames of some ticks. keys: of frames that need no other, to which it jumps; none: it does not."""
     with _opened(data, sample_id) as (container, stream):
-        place = 0
-        for frame in container.decode(stream):
-            if place < len(wanted) and frame.pts == wanted[place]:
-                if frame.is_corrupt:
-                    raise _truncated(sample_id, f"the frame at {float(frame.time or 0):.2f} s is damaged")
-                pixels = _displayed(frame, sample_id)
-                while place < len(wanted) and frame.pts == wanted[place]:
-                    yield pixels
-                    place += 1
-            if place == len(wanted):
-                return
-        raise _truncated(sample_id, f"{len(wanted) - place} of {len(wanted)} frames do not decode")
+        frames, last = container.decode(stream), keys[0] if len(keys) else 0
+        for tick, same in itertools.groupby(wanted):
+            key = int(keys[np.searchsorted(keys, tick, side="right") - 1]) if len(keys) else last
+            if key > last:
+                container.seek(key, stream=stream)
+                frames = container.decode(stream)
+            frame = next((frame for frame in frames if frame.pts is not None and frame.pts >= tick), None)
+            if frame is None or frame.pts != tick or frame.is_corrupt:
+                time_s = float(tick * stream.time_base)
+                raise _truncated(sample_id, f"the frame at {time_s:.2f} s is damaged or missing")
+            last, pixels = tick, _displayed(frame, sample_id)
+            yield from (pixels for _ in same)
 
 
 def video_patches(
@@ -123,19 +137,24 @@ def _resized(frame: Pixels, size: tuple[int, int]) -> Pixels:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When the frames of a video are shown. ticks: int64, rising, in units of `base_s` seconds. fps: of the video."""
+    """When the frames of a video are shown. ticks: int64, rising, in units of `base_s` seconds. fps: of the video.
+
+    keys: those of the frames that need no other.
+    """
 
     ticks: Array
+    keys: Array
     base_s: float
     fps: float
 
     @classmethod
     def of(cls, container: Any, stream: Any, sample_id: str) -> _Times:
         """Returns those that the packets say, none of which is decoded."""
-        shown, end_s = [], 0.0
+        shown, keys, end_s = [], [], 0.0
         for packet in container.demux():
             if packet.size and packet.stream is stream:
                 shown.append(packet.pts)
+                keys += [packet.pts] * packet.is_keyframe
             end_s = max(end_s, _header_s(packet.pts, packet.time_base) + _header_s(packet.duration, packet.time_base))
         if not shown:
             raise DecodeError("no_frames", f"video {sample_id}: it has no frames; leave it out")
@@ -156,7 +175,7 @@ class _Times:
             rate = rate if abs(rate - mean) <= 0.01 * mean else mean
         if not rate:
             raise DecodeError("unreadable_video", f"video {sample_id}: nothing says how long its one frame is shown")
-        return cls(ticks, base_s, rate)
+        return cls(ticks, np.array(sorted(keys), np.int64), base_s, rate)
 
     @property
     def span_s(self) -> float:

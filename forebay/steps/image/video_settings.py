@@ -29,6 +29,11 @@ _OF_PROCESSOR: Mapping[str, Family] = {
     "Qwen3VLProcessor": "qwen3",
     "Qwen3VLVideoProcessor": "qwen3",
 }
+_CLASSES: Mapping[Family, tuple[str, ...]] = {
+    "qwen2": ("Qwen2VLVideoProcessor",),
+    "qwen2_5": ("Qwen2VLVideoProcessor", "Qwen2_5_VLVideoProcessor"),
+    "qwen3": ("Qwen3VLVideoProcessor",),
+}
 _DEFAULTS: Mapping[Family, dict[str, Any]] = {
     "qwen2": {"min_pixels": 128 * 28 * 28, "max_pixels": 28 * 28 * 768},
     "qwen3": {
@@ -151,7 +156,7 @@ class VideoSettings:
         if frames * rows * columns > most:
             beta = math.sqrt((count * height * width) / most)
             rows, columns = (max(factor, math.floor(side / beta / factor) * factor) for side in (height, width))
-        if frames * rows * columns < self.min_pixels:
+        elif frames * rows * columns < self.min_pixels:
             beta = math.sqrt(self.min_pixels / (count * height * width))
             rows, columns = (math.ceil(side * beta / factor) * factor for side in (height, width))
         return rows, columns
@@ -237,6 +242,9 @@ def video_settings(folder: Path, images: ImageSettings) -> VideoSettings:
     if not documents:
         raise _unusable(f"{folder} holds no video processor, wanted {_FILES[1][0]}")
     family, (path, document) = _family(folder), documents[0]
+    kind = str(document.get("video_processor_type") or _CLASSES[family][0])
+    if kind.removesuffix("Fast") not in _CLASSES[family]:
+        raise _unusable(f"{path}: video_processor_type is {kind}, wanted {_CLASSES[family][0]} beside its processor")
     for name, wanted in _FIXED.items():
         if document.get(name, wanted) not in (wanted, None, False if wanted is None else wanted):
             raise _unusable(f"{path}: {name} is {json.dumps(document[name])}, wanted {json.dumps(wanted)}")
