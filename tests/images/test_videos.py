@@ -35,6 +35,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.image.image_settings import ImageSettings, image_settings
 from forebay.train.collate.packed import PackCollator
 from forebay.train.collate.patches import fields_of, to_model_inputs
+from forebay.train.select import select
 from tests.images.clips import (
     FAMILIES,
     PHOTOS,
@@ -48,6 +49,7 @@ from tests.images.clips import (
     without_frames,
 )
 from tests.preprocess.here_pool import build_here
+from tests.train.test_uncached import assert_same, assert_same_batches
 from tests.train.tiny_vl import random_large
 
 FPS = 5
@@ -302,6 +304,15 @@ def test_every_codec_gives_the_same_samples(folder: Path, cache: Cache) -> None:
             for field, value in sample.items():
                 for left, right in zip(value, wanted[name][field], strict=True):
                     np.testing.assert_array_equal(left, right)
+
+
+def test_on_the_fly_a_sample_is_what_a_cache_has(folder: Path, cache: Cache) -> None:
+    config, off = config_in(folder), config_in(folder, 'loader.cache="off"')
+    online = select(off)
+    assert_same(cache, online, range(len(cache)))
+    for name, lengths in cache.lengths.items():
+        np.testing.assert_array_equal(lengths, online.lengths[name])
+    assert_same_batches(config, off)
 
 
 def test_what_is_sampled_is_in_the_key(tmp_path: Path) -> None:
