@@ -43,7 +43,7 @@ PARTLY_LEARNT = "loss_weight"
 _WHAT = {
     TOOLS: "tools and their calls",
     REASONING: "reasoning apart from the answer",
-    VIDEO: "videos of a config without vision.fps",
+    VIDEO: "videos",
     FRAMES: "videos as lists of frames",
     STRETCH_OF_VIDEO: "a stretch of a video",
     AUDIO: "audio in a conversation over images",
