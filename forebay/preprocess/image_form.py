@@ -23,7 +23,7 @@ from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
-from forebay.steps.image.video_frames import frames_at, video_patches
+from forebay.steps.image.video_frames import frames_at, probed_frames, video_patches
 from forebay.steps.image.video_settings import Sampling, VideoSettings
 from forebay.store.image.codec import PATCHES, SECONDS, Codec, StoredImages, decode_image, encode, encode_video
 from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
@@ -164,9 +164,8 @@ class PatchForm:
             yield {PATCHES: image.patches, "grid": np.array(image.grid)}
         yield {"table": steps.table}
         if (video := self.step.video) is not None:
-            frames = np.random.default_rng(0).integers(0, 256, (3, 60, 90, 3), np.uint8)
-            grid = video.grid(3, 90, 60)
-            yield {PATCHES: video_patches(iter(frames), grid, video, self.settings), "table": video.table()}
+            frames = video_patches(probed_frames(), video.grid(3, 90, 60), video, self.settings)
+            yield {PATCHES: frames, "table": video.table()}
 
     def listed_lengths(self, images: pa.Table) -> dict[str, Array]:
         """Returns those of `length_names` that are known before an image is decoded, integers [images]."""

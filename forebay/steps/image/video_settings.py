@@ -92,8 +92,6 @@ class VideoSettings:
 
         fps: of the video. Raises SampleError `too_few_frames` where the processor refuses so short a video.
         """
-        if asked.nframes is None and asked.fps is None:
-            raise ValueError("neither fps nor nframes says which frames are sampled")
         count = self._count(num_frames, fps, asked)
         if self.family == "qwen3" and count >= self.temporal_patch_size:
             return [int(i) for i in np.linspace(0, num_frames - 1, count).round()]
