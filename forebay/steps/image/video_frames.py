@@ -93,7 +93,8 @@ def _decoded(data: bytes, wanted: Sequence[int], keys: Array, sample_id: str) ->
     with _opened(data, sample_id) as (container, stream):
         frames, last = container.decode(stream), keys[0] if len(keys) else 0
         for tick, same in itertools.groupby(wanted):
-            key = int(keys[max(np.searchsorted(keys, tick, side="right") - 1, 0)]) if len(keys) else last
+            before = max(int(np.searchsorted(keys, tick, side="right")) - 1, 0)
+            key = int(keys[before]) if len(keys) else last
             if key > last:
                 container.seek(key, stream=stream)
                 frames = container.decode(stream)
