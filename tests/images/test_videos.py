@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import io
 import json
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -313,6 +317,25 @@ def test_on_the_fly_a_sample_is_what_a_cache_has(folder: Path, cache: Cache) -> 
     for name, lengths in cache.lengths.items():
         np.testing.assert_array_equal(lengths, online.lengths[name])
     assert_same_batches(config, off)
+
+
+def test_videos_in_a_tar_and_in_tables_are_those_of_files(folder: Path, cache: Cache, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    data, row = (folder / "a.mp4").read_bytes(), {"question": "What <video> is it?", "answer": "A cat."}
+    (tmp_path / "a.mp4").write_bytes(data)
+    with tarfile.open(tmp_path / "rows.tar", "w") as tar:
+        for name, content in (("clip.json", json.dumps(row).encode()), ("clip.mp4", data)):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    columns = {"id": ["clip"], "question": [row["question"]], "answer": [row["answer"]]}
+    pq.write_table(pa.table({**columns, "videos": [["a.mp4"]]}), tmp_path / "rows.parquet")
+    (tmp_path / "rows.csv").write_text("id,question,answer,video\nclip,What <video> is it?,A cat.,a.mp4\n", "utf-8")
+    for kind, name in (("webdataset", "rows.tar"), ("table", "rows.parquet"), ("table", "rows.csv")):
+        config = config_in(tmp_path, f'source.kind="{kind}"', f'source.manifest="{tmp_path / name}"')
+        made = samples_of(open_cache(build_here(config).cache))
+        for field, wanted in samples_of(cache)["clip"].items():
+            np.testing.assert_array_equal(list(made["clip"][field]), list(wanted), err_msg=f"{name}: {field}")
 
 
 def test_what_is_sampled_is_in_the_key(tmp_path: Path) -> None:

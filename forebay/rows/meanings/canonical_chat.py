@@ -33,7 +33,7 @@ NAMED_BY: Mapping[str, tuple[str, ...]] = {
     VIDEOS: VIDEO_FIELDS,
 }
 """The fields of a row that name its items, by the kind of their parts."""
-_NOUNS: Mapping[str, str] = {**NOUNS, VIDEOS: "video"}
+NOUNS_OF_PARTS: Mapping[str, str] = {**NOUNS, VIDEOS: "video"}
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
 IMAGE = "has_images"
@@ -246,7 +246,7 @@ def _used(conversation: Sequence[Mapping[str, Any]], group: Group, items: Sequen
     parts = [part for message in conversation for part in message["content"] if part["type"] == group]
     tags = sum(group not in part for part in parts)
     if tags != len(items):
-        noun, article = _NOUNS[group], "a" if group == VIDEOS else "an"
+        noun, article = NOUNS_OF_PARTS[group], "a" if group == VIDEOS else "an"
         raise TextError(
             COUNTED[group],
             f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or {article} {group} part, "
