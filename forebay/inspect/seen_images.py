@@ -182,7 +182,9 @@ def original_of(name: str, content: str, config: Config) -> Array | None:
                 continue
             data = path.read_bytes()
             if xxhash.xxh3_128_hexdigest(data) == content:
-                return np.asarray(decode_image(data, max_pixels=89_478_485, sample_id=name))
+                return np.asarray(
+                    decode_image(data, max_pixels=89_478_485, sample_id=name, more=config.source.more_images)
+                )
         except (OSError, ValueError, SampleError):
             continue
     return None

@@ -99,7 +99,7 @@ class CroppedForm:
         """
         step, (width, height) = self.step, self.columns
         with span(FEATURES):
-            image = decode_image(data, max_pixels=step.max_pixels, sample_id=row["sample_id"])
+            image = decode_image(data, sample_id=row["sample_id"], **step.decoding)
             size, windows = (row[width], row[height]), step.windows.items()
             return {variant_name("x", name): step.pixels(image, size, begin) for name, begin in windows}
 

@@ -153,6 +153,7 @@ class PatchForm:
             "image": self.settings.to_json(),
             "max_pixels": self.step.max_pixels,
             "alpha": self.step.alpha,
+            **({"more_images": list(self.step.more_images)} if self.step.more_images else {}),
             **(self.step.video.constants() if self.step.video else {}),
         }
 
@@ -183,7 +184,12 @@ class PatchForm:
     def stored(self) -> StoredImages:
         """Returns how a sample is made of them."""
         return StoredImages(
-            self.codec, self.settings, self.step.max_pixels, self.step.alpha, self.step.video is not None
+            self.codec,
+            self.settings,
+            self.step.max_pixels,
+            self.step.alpha,
+            self.step.more_images,
+            self.step.video is not None,
         )
 
     def _opened(self) -> PixelSteps:
@@ -313,7 +319,7 @@ class DecodedForm(ArrayForm):
     """Images as they are decoded, `image` uint8 [height, width, 3], for a class of the user; nothing is stored."""
 
     def make(self, row: Mapping[str, Any], data: bytes) -> Values:
-        image = decode_image(data, max_pixels=self.step.max_pixels, sample_id=row["sample_id"], alpha=self.step.alpha)
+        image = decode_image(data, sample_id=row["sample_id"], **self.step.decoding)
         return {"image": np.asarray(image)}
 
     def probed_stored(self) -> Iterator[Values]:

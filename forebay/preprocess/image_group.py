@@ -70,7 +70,7 @@ class ImageItems:
 
     def decoded(self, data: bytes, *, sample_id: str) -> Any:
         step = self.steps.step
-        return decode_image(data, max_pixels=step.max_pixels, sample_id=sample_id, alpha=step.alpha)
+        return decode_image(data, sample_id=sample_id, **step.decoding)
 
     @property
     def codec(self) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
 from forebay.store.image.codec import Alpha
+from forebay.store.image.formats import MoreImages
 from forebay.store.image.stored_items import FEATURES
 from forebay.store.layout import Array, Constants, FieldSpec, Group
 from forebay.store.source import Sample, SampleSource
@@ -310,6 +311,18 @@ class ImageStep(ItemStep):
     alpha: Alpha = "white"
     """`white`: transparent images are laid on white. `drop`: the colours under the alpha show, as where a processor is
     given a path."""
+    more_images: tuple[MoreImages, ...] = ()
+    """See `source.more_images`."""
+
+    def compared(self) -> dict[str, Any]:
+        """See `Step`; images by choice where there are some, as steps without have always been written."""
+        found = Step.compared(self)
+        return {name: value for name, value in found.items() if name != "more_images" or value}
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """How `decode_image` is to read an image."""
+        return {"max_pixels": self.max_pixels, "alpha": self.alpha, "more": self.more_images}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

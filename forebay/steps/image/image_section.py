@@ -79,6 +79,7 @@ class ImageGroup(GroupRecipe):
             "folder": vision.processor,
             "max_pixels": config.source.max_pixels,
             "max_sample_bytes": config.source.max_sample_bytes,
+            "more_images": config.source.more_images,
         }
         if "video" in step.given:
             given |= {"max_video_s": config.source.max_video_s, "video": _video_of(vision)}

@@ -74,7 +74,9 @@ class Patches(ImageStep):
         "image_webp": "bytes",
         "image_file": "bytes",
     }
-    given: ClassVar[frozenset[str]] = frozenset({"processor", "max_pixels", "max_sample_bytes", "video", "max_video_s"})
+    given: ClassVar[frozenset[str]] = frozenset(
+        {"processor", "max_pixels", "max_sample_bytes", "more_images", "video", "max_video_s"}
+    )
 
     backend: Backend = "pil"
     """Of the processor. The two give different pixels for some images, so the backend is in the key."""
@@ -217,7 +219,7 @@ class PixelSteps:
         """Returns what is stored of one image. max_pixels: None: of the step. Raises SampleError for one of no use."""
         limit = max_pixels or self._step.max_pixels
         with span(DECODE):
-            image = decode_image(data, max_pixels=limit, sample_id=sample_id, alpha=self._step.alpha)
+            image = decode_image(data, sample_id=sample_id, **{**self._step.decoding, "max_pixels": limit})
         settings = self._settings
         grid = grid_thw(*image.size, settings)
         if self._step.backend == "pil":

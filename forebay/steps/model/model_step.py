@@ -237,6 +237,7 @@ def _target_of(model: ModelConfig, config: Config) -> Cropped | None:
         processor="",
         max_pixels=config.source.max_pixels,
         max_sample_bytes=config.source.max_sample_bytes,
+        more_images=config.source.more_images,
         size=model.size if isinstance(model.size, tuple) else (model.size, model.size),
         **{name: getattr(model, name) for name in ("shapes", "areas", "step", "least", "resample", "crops")},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import CacheCorruptError, SampleError
-from forebay.store.image.formats import open_image, reading
+from forebay.store.image.formats import EVERY_IMAGE, MoreImages, open_image, reading
 from forebay.store.image.image_settings import ImageSettings, grid_thw
 from forebay.store.layout import Array, FieldSpec
 
@@ -25,7 +25,9 @@ Alpha = Literal["white", "drop"]
 """What becomes of a transparent image: laid on white, or the colours under its alpha shown."""
 
 
-def decode_image(data: bytes, *, max_pixels: int, sample_id: str, alpha: Alpha = "white") -> Image:
+def decode_image(
+    data: bytes, *, max_pixels: int, sample_id: str, alpha: Alpha = "white", more: Collection[MoreImages] = ()
+) -> Image:
     """Returns the image of encoded bytes in mode RGB, the orientation of its EXIF applied, as the processor has it.
 
     alpha: "white" is, bit for bit, what the processor makes of the open image (`ImageOps.exif_transpose`, then its own
@@ -33,14 +35,14 @@ def decode_image(data: bytes, *, max_pixels: int, sample_id: str, alpha: Alpha =
     laid on white. "drop" is what it makes of the path of such a file (transformers' `load_image`: `exif_transpose`,
     `convert("RGB")`): alphas are dropped, and the colours under them show; only a single transparent colour (a tRNS of
     grey or RGB, one entry of a palette) becomes white. CMYK, palette, grey and 1-bit images are converted by Pillow;
-    colour profiles are ignored.
+    colour profiles are ignored. more: see `open_image`.
 
     Safe in threads: decoding and conversion release the GIL, nothing global is touched. Raises DecodeError as
     `open_image` does, and `unreadable_image` for truncated or corrupt data.
     """
     from PIL import ImageOps
 
-    image: Image = open_image(io.BytesIO(data), max_pixels=max_pixels, sample_id=sample_id)
+    image: Image = open_image(io.BytesIO(data), max_pixels=max_pixels, sample_id=sample_id, more=more)
     with reading(max_pixels=max_pixels, sample_id=sample_id):
         image.load()
         ImageOps.exif_transpose(image, in_place=True)  # not in place it copies every image
@@ -153,16 +155,18 @@ def decode(
     settings: ImageSettings,
     max_pixels: int,
     alpha: Alpha = "white",
+    more: Collection[MoreImages] = (),
 ) -> Patches:
     """Returns the patches uint8 [n, 3 * patch_size^2] of what `encode` returned; of `raw` the array itself.
 
-    grid: the image's `image_grid_thw`. max_pixels, alpha: what the image was built under. `source` decodes and resizes
-    again with Pillow: the stored bytes of an image whose patches another backend made would not give its patches.
+    grid: the image's `image_grid_thw`. max_pixels, alpha, more: what the image was built under. `source` decodes and
+    resizes again with Pillow: the stored bytes of an image whose patches another backend made would not give them.
     """
     if codec == "raw":
         return stored
     if codec == "source":
-        image = decode_image(stored.tobytes(), max_pixels=max_pixels, sample_id="of the cache", alpha=alpha)
+        data, named = stored.tobytes(), "of the cache"
+        image = decode_image(data, max_pixels=max_pixels, sample_id=named, alpha=alpha, more=more)
         return patchify(resized(image, settings), settings)
     if codec == "webp" and stored[:4].tobytes() != _ZSTD_MAGIC:
         from PIL.WebPImagePlugin import WebPImageFile
@@ -207,6 +211,7 @@ class StoredImages:
     settings: ImageSettings
     max_pixels: int
     alpha: Alpha
+    more: tuple[MoreImages, ...] = ()
     has_videos: bool = False
 
     @classmethod
@@ -219,10 +224,11 @@ class StoredImages:
                 ImageSettings.from_json(constants["image"]),
                 int(constants["max_pixels"]),
                 constants["alpha"],
+                tuple(constants.get("more_images", ())),
                 "video_table" in constants,
             )
-            if stored.alpha not in get_args(Alpha):
-                raise ValueError(f"alpha is {stored.alpha!r}")
+            if stored.alpha not in get_args(Alpha) or not {*stored.more} <= {*EVERY_IMAGE}:
+                raise ValueError(f"alpha is {stored.alpha!r}, more_images {stored.more!r:.40}")
             names = {field["name"] for field in metadata["fields"] if field["role"] == "tensor"}
             wanted = {FIELDS[stored.codec], "image_grid_thw", *([SECONDS] if stored.has_videos else [])}
             if missing := wanted - names:
@@ -322,6 +328,7 @@ class StoredImages:
                 settings=self.settings,
                 max_pixels=self.max_pixels,
                 alpha=self.alpha,
+                more=self.more,
             )
         except (SampleError, OSError, ValueError) as err:
             raise ValueError(f"the bytes of an image do not decode: {err}") from err

@@ -22,7 +22,7 @@ _GIF, _PNG, _RIFF = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n", b"RIFF"
 
 MoreImages = Literal["avif", "jpeg2000", "16-bit", "first_frame"]
 EVERY_IMAGE: tuple[MoreImages, ...] = get_args(MoreImages)
-"""What `source.more_images` may name. A listing decides which images are read; whatever it let pass is decoded."""
+"""What `source.more_images` may name."""
 _BY_CHOICE: dict[str, MoreImages] = {"AVIF": "avif", "JPEG 2000": "jpeg2000"}
 _UNREAD = (
     (4, b"ftypavi", "AVIF"),
@@ -57,9 +57,7 @@ _UNREADABLE = (
 _QUIET = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
 
 
-def open_image(
-    file: BinaryIO, *, max_pixels: int, sample_id: str, more: Collection[MoreImages] = EVERY_IMAGE
-) -> ImageFile:
+def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str, more: Collection[MoreImages] = ()) -> ImageFile:
     """Returns the image of a file at its beginning, no pixel decoded: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM.
 
     more: what else is read: AVIF, JPEG 2000, samples of more than 8 bits, which conversion to RGB clips at 255, and of

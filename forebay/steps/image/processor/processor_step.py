@@ -38,7 +38,9 @@ class Processed(ImageStep):
     """The outputs of a processor for one image alone. `processor` is the digest of its files, `folder` their place."""
 
     name: ClassVar[str] = "processor"
-    given: ClassVar[frozenset[str]] = frozenset({"processor", "folder", "max_pixels", "max_sample_bytes"})
+    given: ClassVar[frozenset[str]] = frozenset(
+        {"processor", "folder", "max_pixels", "max_sample_bytes", "more_images"}
+    )
 
     stored_as: ClassVar[str] = FEATURES
     axes: ClassVar[dict[str, str | int]] = {"image_grid_thw": 1}
@@ -136,7 +138,7 @@ class OpenProcessor:
         processor gives what is not of the form that was found.
         """
         with span(DECODE):
-            image = decode_image(data, max_pixels=self._step.max_pixels, sample_id=sample_id, alpha=self._step.alpha)
+            image = decode_image(data, sample_id=sample_id, **self._step.decoding)
             require_size(image, size, sample_id=sample_id)
         with span(PATCHES):
             try:
