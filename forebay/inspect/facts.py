@@ -367,7 +367,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants,
     groups, bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe,
     made_with, promises (how batches of a declared form compare with those of what made it, in words), captions (where
-    rows have several: by group how many texts rows have: min, mean, max, and the blank ones that were passed over), made_of (the caches that
+    rows have several: by group min, mean, max, and the blank ones that were passed over), made_of (the caches that
     it was made of, if it was made of caches). Sizes are those of the shards.
     detection (see `detection_facts`; null where no language was detected). Without audio histogram is null, and lengths
     says how long the texts are. A cache whose samples list items has what their groups say too (`ListedGroup.facts`),
