@@ -101,7 +101,7 @@ wheel: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,lora,gpu,report,hf,remote,ray,zarr,text,segments,completion,diffusers,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,lora,gpu,report,hf,remote,ray,zarr,text,video,segments,completion,diffusers,dev]'
 	touch $(INSTALLED)
 
 $(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks/requirements-peers-alone.txt

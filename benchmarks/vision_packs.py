@@ -47,7 +47,7 @@ from forebay.steps.image.qwen2_vl import load_processor
 from forebay.steps.image.tables import expand_on_device
 from forebay.store.cache import open_cache
 from forebay.train import make_loader
-from forebay.train.collate.packed import mrope_positions
+from forebay.train.collate.mrope import mrope_positions
 from forebay.train.collate.patches import PatchBatch, fields_of
 from forebay.train.loader import Loader
 

@@ -38,6 +38,7 @@ MISSING = {
     "py3langid": ("text", "forebay.steps.text.language_detector:model_file", ()),
     "webvtt": ("segments", "tests.rows.test_subtitles:read_one", ("a.srt",)),
     "praatio": ("segments", "tests.rows.test_subtitles:read_one", ("a.TextGrid",)),
+    "av": ("video", "forebay.steps.image.video_frames:require_av", ("vision.fps",)),
     "shtab": ("completion", "forebay.cli.program:_completion", (SimpleNamespace(), "bash")),
 }
 """What asks for a module and raises where it is missing."""

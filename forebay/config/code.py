@@ -21,7 +21,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -266,7 +266,8 @@ def facts_of(config: Config) -> MeaningFacts:
     if (own := own_meaning(config)) is not None:
         return own.facts
     sections = {"audio": config.audio, "image": config.vision}
-    return MEANINGS[config.meaning].of_groups([group for group, section in sections.items() if section is not None])
+    facts = MEANINGS[config.meaning].of_groups([group for group, section in sections.items() if section is not None])
+    return replace(facts, has_videos=config.vision is not None and config.vision.settings.get("fps") is not None)
 
 
 def _names(value: object, known: set[str]) -> tuple[str, ...] | None:

@@ -62,7 +62,7 @@ class MeaningFacts:
 
     columns: the names of `[source.columns]` that kinds of source read by name. groups: those that a row has items of.
     lists: those of them whose items a row lists; of any other one it is an item itself. prompt: the `text.prompt` that
-    means this where a config names no meaning.
+    means this where a config names no meaning. has_videos: images may be videos.
     """
 
     name: str
@@ -71,6 +71,7 @@ class MeaningFacts:
     groups: tuple[str, ...]
     prompt: str = ""
     lists: tuple[str, ...] = ("image",)
+    has_videos: bool = False
 
     def of_groups(self, given: Collection[str]) -> MeaningFacts:
         """Returns the facts where rows have items of these groups alone: only what is listed may be left out."""
@@ -401,6 +402,8 @@ class SourceConfig:
     max_pixels: int = 89_478_485
     """With `[vision]`: an image whose header says more fails as `too_many_pixels` before a pixel is decoded. The
     default is Pillow's own limit."""
+    max_video_s: float = 3600.0
+    """With `vision.fps`: a video whose header says more seconds fails as `video_too_long` before a frame is decoded."""
 
     def __post_init__(self) -> None:
         if not self.manifests or not all(self.manifests):
@@ -408,7 +411,7 @@ class SourceConfig:
         self._check_durations()
         if self.captions is not None and self.captions.column not in (None, *self.keep_columns):
             object.__setattr__(self, "keep_columns", (*self.keep_columns, self.captions.column))
-        at_least(self, 1, "max_samples", "max_sample_bytes", "max_pixels")
+        at_least(self, 1, "max_samples", "max_sample_bytes", "max_pixels", "max_video_s")
         if self.window_s is not None and not (self.has_segments and 1 <= self.window_s < math.inf):
             raise ValueError(
                 f"window_s is {self.window_s}, wanted 1 or more seconds, and rows that are segments: kind subtitles, "

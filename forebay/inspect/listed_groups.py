@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -114,9 +114,29 @@ class SeenItem:
                 yield from paragraph("    ", line)
 
 
+def contact_sheet(patches: Array, grid: tuple[int, int, int], settings: ImageSettings) -> Array:
+    """Returns the frames of a video side by side, row by row, uint8 [height, width, 3]; what is left over is white.
+
+    patches: uint8 [t * h * w, temporal_patch_size * 3 * patch_size^2], as a sample has them.
+    """
+    t, rows, columns = grid
+    copies = settings.temporal_patch_size
+    planes = patches.reshape(t, rows * columns, 3, copies, -1).transpose(0, 3, 1, 2, 4)
+    frames = planes.reshape(t * copies, rows * columns, settings.patch_bytes)
+    across = math.ceil(math.sqrt(len(frames)))
+    height, width = rows * settings.patch_size, columns * settings.patch_size
+    sheet = np.full((math.ceil(len(frames) / across), height, across, width, 3), 255, np.uint8)
+    for number, frame in enumerate(frames):
+        sheet[number // across, :, number % across] = unpatchify(frame, (1, rows, columns), settings)
+    return sheet.reshape(-1, across * width, 3)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PatchItem(SeenItem):
-    """An image that is stored as patches. pixels: uint8 [height, width, 3], rebuilt. merge: patches a side a token."""
+    """An image that is stored as patches. pixels: uint8 [height, width, 3], rebuilt. merge: patches a side a token.
+
+    Of a video pixels are its `contact_sheet`.
+    """
 
     grid: tuple[int, int, int]
     pixels: Array
@@ -125,7 +145,7 @@ class PatchItem(SeenItem):
     @property
     def num_patches(self) -> int:
         """Rows of `pixel_values`."""
-        return self.grid[1] * self.grid[2]
+        return math.prod(self.grid)
 
     @property
     def size(self) -> str:
@@ -139,6 +159,8 @@ class PatchItem(SeenItem):
 
     def picture(self, config: Config | None) -> Picture:  # noqa: ARG002  patches say how they lie
         about = (f"grid {' x '.join(map(str, self.grid))}", f"{self.size} px")
+        if self.kind == "video":
+            return Picture(pixels=self.pixels, name=self.name, about=("a video, its frames row by row", *about))
         return Picture(pixels=self.pixels, name=self.name, about=about, grid=self.grid[1:], merge=self.merge)
 
     @classmethod
@@ -163,19 +185,24 @@ class ListedGroup:
 
     def items(self, index: int, sample: Mapping[str, Any], names: str) -> tuple[SeenItem, ...]:
         """Returns the items of a sample. sample: of `Cache.read`. names: what its row calls them, JSON."""
-        found, kept = [], self.stored_fields
+        found, kept, slots = [], self.stored_fields, self.cache.items_of(self.group, index)
         called = map(str, json.loads(names))
-        for number, (name, slot) in enumerate(zip(called, self.cache.items_of(self.group, index), strict=True)):
+        for name, slot, arrays in zip(called, slots, self.arrays(index, sample), strict=True):
             shard, row = self.cache.shard(self.group, slot >> ROW_BITS), slot & ROW_MASK
             about = {
                 "name": name,
                 "hash": shard.string(f"{self.group}_hash", row),
                 "media_row": row,
-                "arrays": {field: sample[field][number] for field in self.fields},
+                "arrays": arrays,
                 "stored_bytes": sum(v.nbytes for name, v in shard.row(row).items() if name in kept),
             }
             found.append(self.item(about))
         return tuple(found)
+
+    def arrays(self, index: int, sample: Mapping[str, Any]) -> Iterable[Mapping[str, Array]]:  # noqa: ARG002
+        """Returns the arrays of each item of a sample, in order."""
+        columns = [sample[field] for field in self.fields]
+        return [dict(zip(self.fields, of_one, strict=True)) for of_one in zip(*columns, strict=True)]
 
     @property
     def fields(self) -> list[str]:
@@ -262,14 +289,21 @@ class PatchGroup(ListedGroup):
     def fields(self) -> list[str]:
         return [FIELDS["raw"], "image_grid_thw"]
 
+    def arrays(self, index: int, sample: Mapping[str, Any]) -> Iterable[Mapping[str, Array]]:
+        slots = self.cache.items_of(self.group, index)
+        rows = (self.cache.shard(self.group, slot >> ROW_BITS).row(slot & ROW_MASK) for slot in slots)
+        return (dict(zip(self.fields, of_one, strict=True)) for of_one in self.stored.in_order(sample, rows))
+
     def item(self, about: dict[str, Any]) -> PatchItem:
         patches, sizes = (about["arrays"][name] for name in self.fields)
         grid = (int(sizes[0]), int(sizes[1]), int(sizes[2]))
+        is_video = patches.shape[1] > self._settings.patch_bytes
         return PatchItem(
             **about,
             grid=grid,
-            pixels=unpatchify(patches, grid, self._settings),
+            pixels=(contact_sheet if is_video else unpatchify)(patches, grid, self._settings),
             merge=self._settings.merge_size,
+            kind="video" if is_video else "image",
             float32_bytes=int(float32_bytes(len(patches), self._settings)),
         )
 
@@ -278,7 +312,7 @@ class PatchGroup(ListedGroup):
         return self.count("image_grid_thw")
 
     def float32_bytes(self) -> float | None:
-        if self.stored.codec == "raw":
+        if self.stored.codec == "raw" and not self.stored.has_videos:
             return float32_bytes(self.count(FIELDS["raw"]), self._settings)
         grids = self.columns("image_grid_thw")
         return None if grids is None else float32_bytes(sum(int(g.prod(axis=1).sum()) for g in grids), self._settings)

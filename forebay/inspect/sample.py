@@ -206,9 +206,10 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for message in messages:
         text = ""
         for part in message["content"]:
-            if (kind := part["type"]) in counts:
-                text = f"{text.rstrip(' ')} [{'clip' if kind == 'audio' else kind} {counts[kind]}] "
-                counts[kind] += 1
+            kind = part["type"]
+            if (group := "image" if kind == "video" else kind) in counts:
+                text = f"{text.rstrip(' ')} [{'clip' if kind == 'audio' else kind} {counts[group]}] "
+                counts[group] += 1
             else:
                 text += part["text"].lstrip(" ") if text.endswith(" ") else part["text"]
         functions = (call["function"] for call in message.get("tool_calls", ()))

@@ -23,13 +23,17 @@ from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
-from forebay.store.image.codec import PATCHES, Codec, StoredImages, decode_image, encode
+from forebay.steps.image.video_frames import frames_at, probed_frames, video_patches
+from forebay.steps.image.video_settings import Sampling, VideoSettings
+from forebay.store.image.codec import PATCHES, SECONDS, Codec, StoredImages, decode_image, encode, encode_video
 from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
 from forebay.store.image.stored_items import FEATURES as ARRAYS
 from forebay.store.image.stored_items import ArrayField, StoredArrays, shape_name
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.shard import Shard
+
+_OF_VIDEO = ("grid_t", "video", "num_frames", "fps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,6 @@ class PatchForm:
     codec: Codec
     settings: ImageSettings
     length_names: ClassVar[tuple[str, ...]] = ("num_patches",)
-    columns: ClassVar[tuple[str, ...]] = ("grid_h", "grid_w")
-    """What is known of an image by its header, in the columns of a listing: what prompts are told, and `make` wants."""
     read_values: ClassVar[frozenset[str]] = frozenset({"image_grid_thw"})
     probe_values: ClassVar[tuple[tuple[int, int], ...]] = ((4, 6), (8, 4))
 
@@ -50,34 +52,65 @@ class PatchForm:
     def merge_size(self) -> int:
         return self.settings.merge_size
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a listing that say what is known by a header: what prompts are told, and `make` wants."""
+        return ("grid_h", "grid_w", *(_OF_VIDEO if self.step.video else ()))
+
     def of_manifest(self, manifest: Manifest) -> Manifest:
         """Returns the manifest with `columns`, without rows whose images have no such."""
         images = manifest.items["image"]
-        sizes = np.stack([images["width"].to_numpy(), images["height"].to_numpy()], axis=1).astype(np.int64)
-        unique, inverse = np.unique(sizes, axis=0, return_inverse=True)
+        names = ["width", "height", *(_OF_VIDEO[2:] if self.step.video else [])]
+        known = [images[name].to_numpy().astype(np.float64) for name in names]
+        if self.step.video:
+            asked = pa.chunked_array([images["video"].combine_chunks()], pa.string()).combine_chunks()
+            asked = asked.dictionary_encode()
+            known.append(asked.indices.fill_null(-1).to_numpy().astype(np.float64))
+        unique, inverse = np.unique(np.stack(known, axis=1), axis=0, return_inverse=True)
         inverse = inverse.reshape(-1)
-        grids = np.zeros((len(unique), 2), np.int32)
+        grids = np.zeros((len(unique), 3), np.int32)
         refused: dict[int, SampleError] = {}
-        for number, (width, height) in enumerate(unique.tolist()):
+        for number, (width, height, *video) in enumerate(unique.tolist()):
             try:
-                grids[number] = grid_thw(width, height, self.settings)[1:]
+                if video and video[-1] >= 0:
+                    how = asked.dictionary[int(video[-1])].as_py()
+                    grids[number] = self._video().grid(len(self._shown(how, *video[:2])), int(width), int(height))
+                else:
+                    grids[number] = grid_thw(int(width), int(height), self.settings)
             except SampleError as err:
                 refused[number] = err
-        for place, name in enumerate(self.columns):
+        for place, name in ((1, "grid_h"), (2, "grid_w"), *(((0, "grid_t"),) if self.step.video else ())):
             images = images.append_column(name, pa.array(grids[inverse, place], pa.int32()))
         manifest = dataclasses.replace(manifest, items={**manifest.items, "image": images})
         bad = {i: refused[n] for i, n in enumerate(inverse.tolist()) if n in refused}
         return without(manifest, "image", bad)
 
-    def told(self, values: Sequence[int]) -> tuple[int, int, int]:
-        """Returns what prompts are told of an image with these values of `columns`."""
-        return (1, values[0], values[1])
+    def _shown(self, asked: str, num_frames: float, fps: float) -> list[int]:
+        """Returns which frames of a video are shown. asked: of `Sampling.to_text`. Raises SampleError."""
+        return self._video().indices(int(num_frames), fps, Sampling(**json.loads(asked)).over(self.step.sampling))
+
+    def _video(self) -> VideoSettings:
+        assert self.step.video is not None
+        return self.step.video
+
+    def told(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns what prompts are told of an image with these values of `columns`: its grid.
+
+        Of a video also what stands before its frames: (t, h, w, texts).
+        """
+        height, width, *video = values
+        if not video or video[1] is None:
+            return (1, height, width)
+        t, asked, num_frames, fps = video
+        return (t, height, width, self._video().seconds(self._shown(asked, num_frames, fps), fps))
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return self.step.fields(self.codec, patch_bytes=self.settings.patch_bytes)
 
     def make(self, row: Mapping[str, Any], data: bytes) -> Values:
         """Returns the fields of an image. Raises SampleError. row: `sample_id` and `columns`."""
+        if row.get("video") is not None:
+            return self._make_video(row, data)
         with span(FEATURES):
             image = self._opened().make(data, sample_id=row["sample_id"])
         if image.grid != (1, row["grid_h"], row["grid_w"]):
@@ -87,7 +120,19 @@ class PatchForm:
                 f"its pixels one of {image.grid}; save the image again",
             )
         name, stored = encode(self.codec, data=data, pixels=image.pixels, patches=image.patches)
-        return {name: stored, "image_grid_thw": np.array([image.grid], np.int32)}
+        seconds = {SECONDS: np.zeros(1, np.float32)} if self.step.video else {}
+        return {name: stored, "image_grid_thw": np.array([image.grid], np.int32), **seconds}
+
+    def _make_video(self, row: Mapping[str, Any], data: bytes) -> Values:
+        shown, grid = (
+            self._shown(row["video"], row["num_frames"], row["fps"]),
+            [row[f"grid_{axis}"] for axis in ("t", "h", "w")],
+        )
+        with span(FEATURES):
+            frames = frames_at(data, shown, row["fps"], sample_id=row["sample_id"])
+            name, stored = encode_video(self.codec, video_patches(frames, grid, self._video(), self.settings))
+        seconds = self._video().second_per_grid(len(shown), row["num_frames"], row["fps"])
+        return {name: stored, "image_grid_thw": np.array([grid], np.int32), SECONDS: np.array([seconds], np.float32)}
 
     def lengths(self, shard: Shard) -> Array:
         """See `ItemGroup`; of `length_names` behind `num_images`."""
@@ -109,6 +154,7 @@ class PatchForm:
             "max_pixels": self.step.max_pixels,
             "alpha": self.step.alpha,
             **({"more_images": list(self.step.more_images)} if self.step.more_images else {}),
+            **(self.step.video.constants() if self.step.video else {}),
         }
 
     def probed(self) -> Iterator[Mapping[str, Any]]:
@@ -118,20 +164,33 @@ class PatchForm:
             image = steps.make(data, sample_id=name, max_pixels=2**31)
             yield {PATCHES: image.patches, "grid": np.array(image.grid)}
         yield {"table": steps.table}
+        if (video := self.step.video) is not None:
+            frames = video_patches(probed_frames(), video.grid(3, 90, 60), video, self.settings)
+            yield {PATCHES: frames, "table": video.table()}
 
     def listed_lengths(self, images: pa.Table) -> dict[str, Array]:
         """Returns those of `length_names` that are known before an image is decoded, integers [images]."""
-        height, width = (images[name].to_numpy().astype(np.int64) for name in self.columns)
-        return {"num_patches": height * width}
+        return {"num_patches": self._num_patches(images)}
+
+    def _num_patches(self, images: pa.Table) -> Array:
+        sides = ["grid_h", "grid_w", *(["grid_t"] if self.step.video else [])]
+        return np.asarray(np.prod([images[name].to_numpy().astype(np.int64) for name in sides], axis=0))
 
     def raw_bytes(self, images: pa.Table) -> int:
         """Returns about what the values of images take."""
-        sides = (images[name].to_numpy().astype(np.int64) for name in self.columns)
-        return int(np.prod(np.stack(list(sides)), axis=0).sum()) * self.settings.patch_bytes
+        copies = np.where(images["video"].is_valid(), self.settings.temporal_patch_size, 1) if self.step.video else 1
+        return int((self._num_patches(images) * copies).sum()) * self.settings.patch_bytes
 
     def stored(self) -> StoredImages:
         """Returns how a sample is made of them."""
-        return StoredImages(self.codec, self.settings, self.step.max_pixels, self.step.alpha, self.step.more_images)
+        return StoredImages(
+            self.codec,
+            self.settings,
+            self.step.max_pixels,
+            self.step.alpha,
+            self.step.more_images,
+            self.step.video is not None,
+        )
 
     def _opened(self) -> PixelSteps:
         return _opened_patches(self.step, self.folder, self.settings)

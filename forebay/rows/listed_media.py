@@ -38,6 +38,7 @@ from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.segments import SEGMENT_COLUMNS, Bounds, recordings_of, segment_columns, segment_of
+from forebay.steps.image.video_frames import video_facts
 from forebay.store.image.formats import MoreImages, image_size
 from forebay.store.layout import Array, Group
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
@@ -122,6 +123,7 @@ class LookTask:
     cache_root: str
     max_bytes: int
     max_pixels: int
+    max_video_s: float
     more_images: tuple[MoreImages, ...] = ()
 
     def name(self, position: int) -> str:
@@ -164,19 +166,25 @@ def look_at(task: LookTask) -> pa.Table:
                         digest, told = _of_recording(read, file, offset, size)
                     else:
                         data = read(file, offset, size)
-                        digest, told = xxhash.xxh3_128_hexdigest(data), _LOOKS[task.group](data, task, name)
+                        digest, told = xxhash.xxh3_128_hexdigest(data), _LOOKS[task.group](data, task, place, name)
+                if place.get("video") is not None:  # other frames are another item
+                    digest = xxhash.xxh3_128_hexdigest(repr((digest, place["video"])).encode())
                 facts.append((offset, size, digest, *told, None, None))
             except SampleError as err:
-                message = storable(f"{NOUNS[task.group]} {name}: {err}")
-                facts.append((offset, size, "", 0, 0, err.reason, message))
+                noun = NOUNS[task.group] if place.get("video") is None else "video"
+                unknown = (0,) * len(ITEM_FACTS[task.group].split())
+                facts.append((offset, size, "", *unknown, err.reason, storable(f"{noun} {name}: {err}")))
     return table_of(facts, _facts_of(task.group))
 
 
-def _size_of(data: bytes, task: LookTask, name: str) -> tuple[int, int]:
-    return image_size(data, max_pixels=task.max_pixels, sample_id=name, more=task.more_images)
+def _size_of(data: bytes, task: LookTask, place: Mapping[str, Any], name: str) -> tuple[int, int, int, float]:
+    if place["video"] is None:
+        return *image_size(data, max_pixels=task.max_pixels, sample_id=name, more=task.more_images), 0, 0.0
+    found = video_facts(data, max_video_s=task.max_video_s, max_pixels=task.max_pixels, sample_id=name)
+    return found.width, found.height, found.num_frames, found.fps
 
 
-def _sound_of(data: bytes, task: LookTask, name: str) -> tuple[int, int]:  # noqa: ARG001
+def _sound_of(data: bytes, task: LookTask, place: Mapping[str, Any], name: str) -> tuple[int, int]:  # noqa: ARG001
     info = told_info(lambda start, count: data[start : start + count], len(data))
     return info.num_samples, info.sample_rate_hz
 
@@ -191,8 +199,11 @@ def _of_recording(reader: MediaReader, file: int, offset: int, size: int) -> tup
     return state.hexdigest(), (info.num_samples, info.sample_rate_hz)
 
 
-_LOOKS: Mapping[Group, Callable[[bytes, LookTask, str], tuple[int, int]]] = {"audio": _sound_of, "image": _size_of}
-"""The two numbers of ITEM_FACTS that the header of an item says."""
+_LOOKS: Mapping[Group, Callable[[bytes, LookTask, Mapping[str, Any], str], tuple[Any, ...]]] = {
+    "audio": _sound_of,
+    "image": _size_of,
+}
+"""The numbers of ITEM_FACTS that the header of an item says."""
 
 
 def _facts_of(group: Group) -> pa.Schema:
@@ -270,7 +281,8 @@ class ListedMedia:
         missing = np.full(len(self.files.files) - len(self._fact_of_file), -1, np.int64)
         self._fact_of_file = np.append(self._fact_of_file, missing)
         is_part = places["start_s"].is_valid().to_numpy() if segment_columns(places) else np.zeros(len(new), bool)
-        is_whole = is_file & ~is_part & (places["member"].to_numpy() == "")
+        is_video = places["video"].is_valid().to_numpy() if "video" in places.column_names else np.zeros_like(is_part)
+        is_whole = is_file & ~is_part & ~is_video & (places["member"].to_numpy() == "")
         own, parts = new[is_whole], new[is_part]
         _, first = np.unique(self.file[own], return_index=True)
         once = own[first[self._fact_of_file[self.file[own[first]]] < 0]]
@@ -382,7 +394,7 @@ class ListedMedia:
             used, inverse = np.unique(self.file[todo[start:stop]], return_inverse=True)
             files = self.files.files.take(used)
             table = places.slice(start, stop - start).take(pa.array(np.arange(stop - start)))
-            table = table.select([*_PLACE[1:], *segment_columns(table)[:1]])
+            table = table.select([*_PLACE[1:], *segment_columns(table)[:1], *({"video"} & {*table.column_names})])
             table = table.add_column(0, "file", pa.array(inverse.astype(np.int32)))
             yield LookTask(
                 group=self.group,
@@ -393,6 +405,7 @@ class ListedMedia:
                 cache_root=self.cache_root,
                 max_bytes=self.source.max_sample_bytes,
                 max_pixels=self.source.max_pixels,
+                max_video_s=self.source.max_video_s,
                 more_images=self.source.more_images,
             )
             start = stop

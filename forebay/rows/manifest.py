@@ -63,11 +63,15 @@ items; they are consecutive, numbers rise). Because of that order `row`, the pla
 
 ITEM_FACTS: Mapping[Group, str] = {
     "audio": "num_samples:int64 sample_rate_hz:int32",
-    "image": "width:int32 height:int32",
+    "image": "width:int32 height:int32 num_frames:int32 fps:float64",
 }
-"""What the header of an item says: samples of one channel at its own rate; pixels as displayed."""
-ITEM_BOUNDS: Mapping[Group, str] = {"audio": "start_s:float64? end_s:float64? channel:int32?", "image": ""}
-"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it."""
+"""What the header of an item says: samples of one channel at its own rate; pixels as displayed, of a still 0 frames."""
+ITEM_BOUNDS: Mapping[Group, str] = {
+    "audio": "start_s:float64? end_s:float64? channel:int32?",
+    "image": "video:string?",
+}
+"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it. Which frames of a video are
+asked for, see `Sampling.to_text`; null of an image."""
 ITEM_SCHEMAS = {
     group: schema_of(f"file:int32 member:large_string offset:int64 size:int64 hash:string {facts} {ITEM_BOUNDS[group]}")
     for group, facts in ITEM_FACTS.items()
@@ -75,6 +79,8 @@ ITEM_SCHEMAS = {
 """Columns of `Manifest.items`, each content once: a place that `MediaReader` takes (that of its first use), the
 xxh3-128 of the encoded bytes, of a stretch also of its bounds, as 32 hex digits, ITEM_FACTS, and ITEM_BOUNDS."""
 
+VIDEO_FIELDS = ("videos", "video")
+"""The fields of a row that name its videos, which are items of the group `image`."""
 LISTS: Mapping[Group, str] = {"audio": "audios", "image": "images"}
 """The columns of rows that list items, by group."""
 NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
@@ -286,7 +292,8 @@ def described(counts: Mapping[str, int]) -> str:
 class MediaPlace(NamedTuple):
     """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar.
 
-    segment: the `Bounds` of a stretch of a recording, None of all of it.
+    segment: the `Bounds` of a stretch of a recording, None of all of it. video: which frames of a video, None of an
+    image.
     """
 
     path: str | None = None
@@ -295,6 +302,7 @@ class MediaPlace(NamedTuple):
     size: int = WHOLE_FILE
     run: int = 0
     segment: tuple[float, float, int | None] | None = None
+    video: str | None = None
 
 
 class Record(NamedTuple):
@@ -360,6 +368,11 @@ class Meaning(ABC):
     def columns(self) -> tuple[str, ...]:
         """The columns of `[source.columns]` that it reads."""
         return self.facts.columns
+
+    @property
+    def read_beside(self) -> tuple[str, ...]:
+        """The further columns of tables that it reads by their own names."""
+        return (*self.beside, *(VIDEO_FIELDS if self.facts.has_videos else ()))
 
     @property
     def own(self) -> Group | None:

@@ -58,6 +58,8 @@ PART_ITEMS = {
     for group, bounds in ITEM_BOUNDS.items()
 }
 """Places of items: `path`, as written, of a file of its own, else null and a place in the part's file; ITEM_BOUNDS."""
+_OF_PLACE = 5
+"""Fields of a `MediaPlace` before those of ITEM_BOUNDS."""
 TEXT_AT = "text_at"
 """The column of rows whose texts lie aside: their places among the texts of all parts."""
 _NOUNS: Mapping[Group, str] = {"audio": "a recording", "image": "an image"}
@@ -195,8 +197,9 @@ class RowSink:
 
 
 def _flat(places: Iterable[MediaPlace], group: Group) -> list[tuple[Any, ...]]:
-    width = len(PART_ITEMS[group])
-    return [(*place[:-1], *(place.segment or (None, None, None)))[:width] for place in places]
+    if group == "image":
+        return [(*place[:_OF_PLACE], place.video) for place in places]
+    return [(*place[:_OF_PLACE], *(place.segment or (None, None, None))) for place in places]
 
 
 def read_piece(read: Callable[[FilePiece, Sink], None], piece: FilePiece) -> RowPart:

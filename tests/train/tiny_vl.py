@@ -115,7 +115,12 @@ def qwen3_vl(folder: Path, *, attention: str = "sdpa", model_type: str = "qwen3_
     model_type: `qwen3_vl`, or one of `older_folder`.
     """
     made = qwen3_vl_folder(folder) if model_type == "qwen3_vl" else older_folder(folder, model_type)
-    model = load_model(made, seed=0, init="random")
+    return random_large(made, attention=attention)
+
+
+def random_large(folder: Path, *, attention: str) -> Any:
+    """Returns the model of a folder with such weights."""
+    model = load_model(folder, seed=0, init="random")
     model.set_attn_implementation(attention)
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)

@@ -46,6 +46,7 @@ USED = {
     "from forebay.steps.text.language_detector import loaded, model_digest, model_file; "
     "loaded(model_file(), model_digest())",
     "segments": "import webvtt; from praatio.utilities import textgrid_io",
+    "video": "import av; from forebay.steps.image.video_frames import require_av; require_av('x')",
     "completion": "import shtab",
 }
 """What needs each extra."""

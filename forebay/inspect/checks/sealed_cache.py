@@ -36,7 +36,7 @@ from forebay.rows.manifest import reduced
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.codes import is_padding, levels_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.image.codec import FIELDS
+from forebay.store.image.codec import FIELDS, SECONDS, StoredImages
 from forebay.store.image.stored_items import StoredArrays, stored_items
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group, Ints
@@ -176,12 +176,21 @@ def _pixels(cache: Cache, task: CacheTask) -> MeasuredPart:
     """Measures the range between the darkest and the brightest value of each image, of 255."""
     name, measured = _range_of(cache, task.group)
     ranges = np.full(len(task.rows), np.nan)
-    known, sample = -1, dict[str, Any]()
+    known, items = -1, list[Any]()
     for row, (index, place) in enumerate(zip(*(task.rows[n].to_pylist() for n in ("sample", "place")), strict=True)):
         mark(row)
-        known, sample = (known, sample) if index == known else (index, cache.read(index))
-        ranges[row] = measured(sample[name][place])
+        if index != known:
+            known, sample = index, cache.read(index)
+            items = _in_order(cache, task.group, index, sample) if SECONDS in sample else sample[name]
+        ranges[row] = measured(items[place])
     return MeasuredPart({"range": ranges})
+
+
+def _in_order(cache: Cache, group: Group, index: int, sample: Mapping[str, Any]) -> list[Array]:
+    """Returns the patches of the items of a sample that may have videos."""
+    rows = (cache.shard(group, slot >> ROW_BITS).row(slot & ROW_MASK) for slot in cache.items_of(group, index))
+    stored = StoredImages.of(cache.metadata, folder=cache.folder)
+    return [patches for patches, _ in stored.in_order(sample, rows)]
 
 
 _MEASURED: Mapping[tuple[Group, bool], Callable[[Cache, CacheTask], MeasuredPart]] = {

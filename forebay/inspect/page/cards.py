@@ -359,9 +359,9 @@ class Reader:
         return CardReading(card=card, waveform=waveform, tensors=tensors, pictures=pictures, hop_s=seconds, silence=why)
 
     def _pieces(self, tensors: Mapping[str, Any]) -> list[TokenPiece]:
-        known = self.columns.cache.constants.get("image_token_id")
-        image_ids = [] if known is None else [known]
-        if known is None and names_items(self.columns.cache):
+        constants = self.columns.cache.constants
+        image_ids = [constants[name] for name in ("image_token_id", "video_token_id") if name in constants]
+        if not image_ids and names_items(self.columns.cache):
             image_ids += repeated_ids(tensors)
         return pieces_of(tensors, image_ids=image_ids, tokenizer=self.tokenizer)
 

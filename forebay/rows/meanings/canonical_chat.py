@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
-from forebay.rows.manifest import LISTS, NOUNS, Meaning, MeantRow, MediaPlace, Record, file_place
+from forebay.rows.manifest import Meaning, MeantRow, MediaPlace, Record, file_place
 from forebay.rows.meanings.chat_fields import (
     ANSWERS,
     ASKED,
@@ -23,12 +23,14 @@ from forebay.rows.meanings.chat_fields import (
     BESIDE,
     BOXES,
     CALL,
+    FRAMES,
     IMAGE,
     LEARNT,
     LEARNT_OF_ROW,
     MESSAGE,
     MESSAGES,
     NAMED_BY,
+    NOUNS_OF_PARTS,
     OF_ROLE,
     REFUSED_OF_MESSAGE,
     REFUSED_OF_PART,
@@ -37,6 +39,7 @@ from forebay.rows.meanings.chat_fields import (
     TEXT_PART,
     TOOLS_OF_ROW,
     VIDEO,
+    VIDEOS,
     WITH_MESSAGES,
     is_given,
     list_in,
@@ -47,25 +50,28 @@ from forebay.rows.meanings.chat_pairs import joined_pair, two_rows
 from forebay.rows.meanings.chat_tools import add_message, beside_of, calls_in, tools_of
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
 from forebay.rows.segments import Bounds, stretch_fields, stretch_of
+from forebay.steps.image.video_settings import SAMPLING, Sampling
+from forebay.steps.text.chat.conversation import COUNTED
 from forebay.store.layout import Group
 
 Item = TypeVar("Item")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _SEGMENT = "segment"
-"""The key of a part under which its stretch stands until items are gathered."""
-_REFUSED_TAGS = {"video": VIDEO, "bbox": BOXES, "ref-object": BOXES}
-_PART_NAMES: Mapping[Group, tuple[str, ...]] = {
+"""The key of a part under which its stretch, or its frames, stand until items are gathered."""
+_REFUSED_TAGS = {"bbox": BOXES, "ref-object": BOXES}
+_PART_NAMES: Mapping[str, tuple[str, ...]] = {
+    VIDEOS: (VIDEOS, "path", "url"),
     "audio": ("audio", "path", "url", "audio_url"),
     "image": ("image", "path", "url"),
 }
 """The fields of a part that may name its item."""
-_OF_GROUP: Mapping[Group, str] = {"audio": AUDIO, "image": IMAGE}
-"""The reason of a conversation with items of a group that the config has not."""
+_OF_GROUP: Mapping[str, str] = {"audio": AUDIO, "image": IMAGE, VIDEOS: VIDEO}
+"""The reason of a conversation with items of a kind that the config has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """The parts, tags and fields that conversations with items of some groups may have.
+    """The parts, tags and fields that conversations with items of some groups, or with videos, may have.
 
     refused: reasons by field, of other groups. tag: of an item, its group or the name in `<img>`. refused_tag: of what
     cannot be stored.
@@ -80,7 +86,7 @@ class _Forms:
     @classmethod
     def of(cls, groups: Collection[Group]) -> _Forms:
         """Returns the forms of conversations with items of these groups."""
-        return _forms(tuple(group for group in LISTS if group in groups))
+        return _forms(tuple(group for group in NAMED_BY if group in groups))
 
     @property
     def named_by(self) -> frozenset[str]:
@@ -124,8 +130,9 @@ class Conversations(ListsItems):
     bad: ClassVar[str | None] = "bad_conversation"
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002
-        text, used = canonical(*with_items(record, self.facts.groups), unknown=unknown)
-        return MeantRow(text=text, items=used)
+        kinds = (*self.facts.groups, *([VIDEOS] if self.facts.has_videos else []))
+        text, used = canonical(*with_items(record, kinds), unknown=unknown)
+        return MeantRow(text=text, items=_by_group(text, used) if self.facts.has_videos else used)
 
     def lacking(self, found: Collection[str], columns: SourceColumns) -> str | None:
         pairs = [*ANSWERS.items(), ("question", "chosen"), ("prompt", "chosen"), ("chosen", "rejected")]
@@ -140,7 +147,7 @@ def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any
     items: dict[Group, list[MediaPlace]] = {}
     for group, places in given.items():
         if None in places:
-            raise SampleError("missing_file", f"its {NOUNS[group]} has neither bytes nor a path")
+            raise SampleError("missing_file", f"its {NOUNS_OF_PARTS[group]} has neither bytes nor a path")
         if (wrong := next((place for place in places if isinstance(place, JsonError)), None)) is not None:
             raise text_error(wrong)
         items[group] = [
@@ -153,7 +160,15 @@ def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any
     return fields, items
 
 
-_ARTICLES: Mapping[Group, str] = {"audio": "a clip", "image": "an image"}
+_ARTICLES: Mapping[str, str] = {"audio": "a clip", "image": "an image", VIDEOS: "a video"}
+
+
+def _by_group(text: str, used: Mapping[str, Sequence[Any]]) -> dict[Group, list[Any]]:
+    """Returns the items of each group: videos stand among the images, in the order of their parts. text: canonical."""
+    rest = {kind: iter(items) for kind, items in used.items()}
+    parts = (part["type"] for message in json.loads(text) for part in message["content"])
+    shown = [next(rest[kind]) for kind in parts if kind in ("image", VIDEOS)]
+    return {**{kind: [*items] for kind, items in rest.items() if kind not in ("image", VIDEOS)}, "image": shown}
 
 
 def decoded_fields(record: Record) -> dict[str, Any]:
@@ -221,19 +236,22 @@ def _used(conversation: Sequence[Mapping[str, Any]], group: Group, items: Sequen
     parts = [part for message in conversation for part in message["content"] if part["type"] == group]
     tags = sum(group not in part for part in parts)
     if tags != len(items):
-        noun = NOUNS[group]
+        noun, article = NOUNS_OF_PARTS[group], "a" if group == VIDEOS else "an"
         raise TextError(
-            "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
-            f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or an {group} part, for every {noun}",
+            COUNTED[group],
+            f"has {tags} {group} tags for {len(items)} {noun}s; give a tag, or {article} {group} part, "
+            f"for every {noun}",
         )
     rest = iter(items)
     return [_cut(part.pop(group) if group in part else next(rest), part.pop(_SEGMENT, None)) for part in parts]
 
 
-def _cut(item: Any, segment: Bounds | None) -> Any:
+def _cut(item: Any, segment: Bounds | Sampling | None) -> Any:
     """The place of a stretch of an item; the item where none is wanted. Raises TextError where it is a stretch."""
     if segment is None:
         return item
+    if isinstance(segment, Sampling):
+        return file_place(item, of=_ARTICLES[VIDEOS])._replace(video=segment.to_text())
     place = file_place(item, of=_ARTICLES["audio"])
     if place.segment not in (None, segment):
         raise TextError(
@@ -260,6 +278,10 @@ def item_names(fields: Mapping[str, Any], group: Group) -> list[str | MediaPlace
 
 
 def _listed(value: Any, name: str, group: Group) -> str | MediaPlace:
+    if group == VIDEOS and isinstance(value, list):
+        raise refusal(FRAMES, f"field {name} holds a list")
+    if group == VIDEOS and value is True:  # see `table_records`
+        raise JsonError(f"field {name} holds bytes, wanted the name of a file")
     if group != "audio" or not isinstance(value, dict):
         return string_of({name: value}, (name,), required=True) or ""
     segment = stretch_of(value, f"field {name}")
@@ -306,7 +328,8 @@ def _asked(fields: Mapping[str, Any], name: str, forms: _Forms, counts: Mapping[
     questions = [list(_split(question, f"field {name}", forms)) for question, *_ in pairs]
     for group in reversed(forms.groups):
         if not any(part["type"] == group for question in questions for part in question):
-            questions[0][:0] = [{"type": group} for _ in range(counts[group])]
+            how = {_SEGMENT: Sampling()} if group == VIDEOS else {}
+            questions[0][:0] = [{"type": group, **how} for _ in range(counts[group])]
     turns = [
         [("user", question), *(("assistant", list(_text(answer))) for answer in answers)]
         for question, (_, *answers) in zip(questions, pairs, strict=True)
@@ -408,25 +431,38 @@ def _parts(
             found = unknown_fields(part, TEXT_PART, refused, where=f"{where}: part text: ")
             yield from _text(string_of(part, ("text",), required=True) or "")
         elif kind in forms.groups:
-            names, segment = _PART_NAMES[kind], None
-            others = {name: reason for name, reason in refused.items() if name not in names}
-            taken = frozenset({"type", *names})
-            if kind == "audio":
-                segment = stretch_of(part, f"{where}: part {kind}")
-                taken = taken.union(stretch_fields(part))
-            found = unknown_fields(part, taken, others, where=f"{where}: part {kind}: ")
-            given = {value for name in names if isinstance(value := part.get(name), str)}
-            if len(given) > 1:
-                raise JsonError(f"{where}: part {kind} names {' and '.join(sorted(given))}", reason="two_values")
-            named = string_of(part, names)
-            made = {"type": kind, kind: named, _SEGMENT: segment}
-            yield {name: value for name, value in made.items() if value is not None}
+            made, found = _item_part(part, kind, f"{where}: part {kind}", refused)
+            yield made
         elif isinstance(kind, str) and kind in (reasons := {**REFUSED_OF_ROW, **forms.refused}):
             raise refusal(reasons[kind], f"{where}: a part is of type {kind}")
         else:
             raise JsonError(f"{where}: part {str(part)[:60]!r}, wanted one of type {forms.known}")
         if found:
             unknown.update(f"{name}.content.{field}" for field in found)
+
+
+def _item_part(
+    part: Mapping[str, Any], kind: str, where: str, refused: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns a part that shows an item, and the names of its fields that are not taken. refused: reasons by field."""
+    names = _PART_NAMES[kind]
+    taken = {"type", *names}
+    segment: Bounds | Sampling | None = None
+    if kind == "audio":
+        segment = stretch_of(part, where)
+        taken |= {*stretch_fields(part)}
+    elif kind == VIDEOS:
+        segment = Sampling.of(part, where)
+        taken |= {*SAMPLING}
+        if isinstance(part.get(kind), list):
+            raise refusal(FRAMES, f"{where} holds a list")
+    others = {name: reason for name, reason in refused.items() if name not in names}
+    found = unknown_fields(part, frozenset(taken), others, where=f"{where}: ")
+    given = {value for name in names if isinstance(value := part.get(name), str)}
+    if len(given) > 1:
+        raise JsonError(f"{where} names {' and '.join(sorted(given))}", reason="two_values")
+    made = {"type": kind, kind: string_of(part, names), _SEGMENT: segment}
+    return {name: value for name, value in made.items() if value is not None}, found
 
 
 def _of_openai(part: Any) -> Any:
@@ -450,7 +486,8 @@ def _split(text: str, where: str, forms: _Forms) -> Iterator[dict[str, Any]]:
     position = 0
     for tag in forms.tag.finditer(text):
         yield from _text(text[position : tag.start()])
-        yield {"type": tag[1]} if tag[1] else {"type": "image", "image": tag[2]}
+        made = {"type": tag[1]} if tag[1] else {"type": "image", "image": tag[2]}
+        yield {**made, _SEGMENT: Sampling()} if tag[1] == VIDEOS else made
         position = tag.end()
     yield from _text(text[position:])
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.rows.manifest import LISTS
+from forebay.rows.manifest import LISTS, NOUNS, VIDEO_FIELDS
 from forebay.rows.readers.json_lines import JsonError, parse_nested
-from forebay.store.layout import Group
 
 MESSAGES = ("messages", "conversations")
 IMAGES = (LISTS["image"], "image")
-NAMED_BY: Mapping[Group, tuple[str, ...]] = {group: (column, group) for group, column in LISTS.items()}
-"""The fields of a row that name its items, by group."""
+VIDEOS = VIDEO_FIELDS[-1]
+"""The kind of parts that are videos, which are items of the group `image`."""
+NAMED_BY: Mapping[str, tuple[str, ...]] = {
+    **{group: (column, group) for group, column in LISTS.items()},
+    VIDEOS: VIDEO_FIELDS,
+}
+"""The fields of a row that name its items, by the kind of their parts."""
+NOUNS_OF_PARTS: Mapping[str, str] = {**NOUNS, VIDEOS: "video"}
 TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
 IMAGE = "has_images"
 BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
+FRAMES, STRETCH_OF_VIDEO = "video_as_frames", "video_stretch"
 PARTLY_LEARNT = "loss_weight"
 WHAT = {
     TOOLS: "tools and their calls",
     REASONING: "reasoning apart from the answer",
     VIDEO: "videos",
+    FRAMES: "videos as lists of frames",
+    STRETCH_OF_VIDEO: "a stretch of a video",
     AUDIO: "audio in a conversation over images",
     IMAGE: "images in a conversation over sound",
     BOXES: "boxes of objects",
@@ -89,7 +97,8 @@ REFUSED_OF_MESSAGE: Mapping[str, str] = {
 REFUSED_OF_PART: Mapping[str, str] = {
     **REFUSED_OF_ROW,
     **dict.fromkeys(TOOLS_OF_ROW, TOOLS),
-    **dict.fromkeys(("max_pixels", "min_pixels", "resized_height", "resized_width"), PIXEL_LIMITS),
+    **dict.fromkeys(("max_pixels", "min_pixels", "total_pixels", "resized_height", "resized_width"), PIXEL_LIMITS),
+    **dict.fromkeys(("video_start", "video_end"), STRETCH_OF_VIDEO),
 }
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
-from forebay.rows.manifest import WHOLE_FILE, InlineName, Meaning, MediaPlace, Record
+from forebay.rows.manifest import VIDEO_FIELDS, WHOLE_FILE, InlineName, Meaning, MediaPlace, Record
 from forebay.rows.meanings.canonical_chat import text_error
 from forebay.rows.meanings.chat_fields import LEARNT_OF_ROW, MESSAGES
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
@@ -197,7 +197,7 @@ def _renamed(fields: Mapping[str, Any], columns: SourceColumns, names: Sequence[
 
 
 def _read_csv(piece: FilePiece, rows: Sink) -> None:
-    source, columns, beside = piece.source, piece.source.columns, piece.meaning.beside
+    source, columns, beside = piece.source, piece.source.columns, piece.meaning.read_beside
     own = [getattr(columns, name) or name for name in (*piece.meaning.columns, "id")]
     wanted = frozenset((*own, *(IDS if columns.id is None else ()), *beside, *source.keep_columns))
     table = read_csv(Path(piece.path), WantedColumns(wanted, columns.image))
@@ -215,9 +215,8 @@ def _read_csv(piece: FilePiece, rows: Sink) -> None:
         fields |= {name: _said(fields[name]) for name in LEARNT_OF_ROW if name in fields}
         if "label" in fields:
             fields["label"] = written_label(fields["label"])
-        record = Record(
-            fields, None, {name: values[row] for name, values in kept.items()}, ("messages", "image", "audio")
-        )
+        nested = ("messages", "image", "audio", *VIDEO_FIELDS)
+        record = Record(fields, None, {name: values[row] for name, values in kept.items()}, nested)
         rows.take(record, where=f"{piece.name}, row {row + 1}", number=row + 1)
     rows.unused.add({*names} - {*named.values(), *source.keep_columns}, rows=len(table))
 
@@ -308,8 +307,15 @@ def _media_columns(file: HfFile, piece: FilePiece, media: type[ItemColumn] | Non
     if media is not None:
         return {piece.meaning.facts.groups[-1]: media(file, piece)}
     if not piece.meaning.in_fields:
-        groups = piece.meaning.facts.lists
-        return {group: ItemColumn(file, piece, group) for group in piece.meaning.facts.groups if group in groups}
+        facts, names = piece.meaning.facts, {*file.schema.names}
+        # Rows about videos alone need no column of images.
+        absent = {"image"} if facts.has_videos and names & {*VIDEO_FIELDS} and DEFAULTS.image not in names else set()
+        listed = [group for group in facts.groups if group in facts.lists]
+        return {
+            group: ItemColumn(file, piece, group)
+            for group in listed
+            if group not in absent or piece.source.columns.image != DEFAULTS.image
+        }
     named = {group: getattr(piece.source.columns, group) for group in piece.meaning.facts.groups}
     return {
         group: ItemColumn(file, piece, group)
@@ -328,7 +334,7 @@ def _record(piece: FilePiece, fields: dict[str, Any], places: Mapping[str, Place
 def _held(file: HfFile, meaning: Meaning, taken: set[str]) -> list[str]:
     """The columns that are looked at for whether a row has a value; one of images is no `mask` of what is learnt."""
     names = file.schema.names
-    said = {name for name in meaning.beside if name in names and not _holds_bytes(file.schema.field(name).type)}
+    said = {name for name in meaning.read_beside if name in names and not _holds_bytes(file.schema.field(name).type)}
     return [name for name in names if name in (meaning.refuses | said) - taken]
 
 

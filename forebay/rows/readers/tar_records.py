@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import SampleError, TextError
-from forebay.rows.manifest import NOUNS, MediaPlace, Record, storable
+from forebay.rows.manifest import MediaPlace, Record, storable
 from forebay.rows.meanings.canonical_chat import item_names, text_error
-from forebay.rows.meanings.chat_fields import IMAGES
+from forebay.rows.meanings.chat_fields import IMAGES, NOUNS_OF_PARTS, VIDEOS
 from forebay.rows.meanings.image_class import Untyped
 from forebay.rows.media_reader import opened
 from forebay.rows.reader import (
@@ -29,13 +29,18 @@ from forebay.rows.reader import (
 )
 from forebay.rows.readers.json_lines import JsonError, parse_object
 from forebay.rows.readers.tar_clips import first_dot, list_webdataset, locate_webdataset
+from forebay.steps.text.chat.conversation import COUNTED
 from forebay.store.layout import Group
 from forebay.tar.header import RefusedHeader, TarIndex
 
 MEMBERS_PER_RUN = 256
 """Members whose images one task looks at."""
 _BESIDE = (".json", ".cls", ".txt")
-_ENDINGS: Mapping[Group, frozenset[str]] = {"audio": AUDIO, "image": IMAGE_EXTENSIONS}
+_ENDINGS: Mapping[Group, frozenset[str]] = {
+    "audio": AUDIO,
+    "image": IMAGE_EXTENSIONS,
+    VIDEOS: frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi"}),
+}
 
 
 def read_tar(piece: FilePiece, rows: Sink) -> None:
@@ -51,7 +56,8 @@ def read_tar(piece: FilePiece, rows: Sink) -> None:
     meaning = piece.meaning
     read = _read_samples if meaning.in_fields else _read_conversations if meaning.lists_any else _read_images
     with opened(index.path) as descriptor:
-        beside, groups = (_BESIDE[:1], meaning.facts.groups) if meaning.lists_any else (_BESIDE, ("image",))
+        shown = (*meaning.facts.groups, *([VIDEOS] if meaning.facts.has_videos else []))
+        beside, groups = (_BESIDE[:1], shown) if meaning.lists_any else (_BESIDE, ("image",))
         read(_Tar(descriptor, index, beside, groups), piece, rows)
 
 
@@ -126,8 +132,9 @@ def _read_conversations(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
     """Gives a row for each `{id}.json`.
 
     Its images are the members `{id}.jpg`, `.jpeg`, `.png`, `.webp` (in any case) and `{id}.{n}.jpg`, in the order of
-    their numbers, and so its clips `.wav`, `.flac`, `.ogg`, `.mp3`, `.opus`; names in the JSON only say how many there
-    are. The id is that of the JSON, else the name. Items without a JSON are excluded as `no_conversation`.
+    their numbers, and so its clips `.wav`, `.flac`, `.ogg`, `.mp3`, `.opus`, and its videos `.mp4`, `.webm` and others;
+    names in the JSON only say how many there are. The id is that of the JSON, else the name. Items without a JSON are
+    excluded as `no_conversation`.
     """
     entries = {row: stem for (stem, _), row in tar.beside.items()}
     media: dict[str, dict[Group, list[int]]] = {stem: {g: [] for g in tar.groups} for stem in entries.values()}
@@ -155,8 +162,8 @@ def _conversation(tar: _Tar, stem: str, media: Mapping[Group, list[int]]) -> Rec
         named = item_names(fields, group)
         if named and len(named) != len(members):
             raise TextError(
-                "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
-                f"names {len(named)} {NOUNS[group]}s, the tar has {len(members)} of them; add them",
+                COUNTED[group],
+                f"names {len(named)} {NOUNS_OF_PARTS[group]}s, the tar has {len(members)} of them; add them",
             )
         cut = [each.segment if isinstance(each, MediaPlace) else None for each in named or members]
         places[group] = [tar.place(row)._replace(segment=each) for row, each in zip(members, cut, strict=True)]

@@ -5,7 +5,7 @@ What `vision.images` comes to is read from documents alone, without transformers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -15,12 +15,14 @@ from forebay.config.data import SourceConfig
 from forebay.config.pretrained_folder import processor_digest
 from forebay.config.tree import Config, VisionConfig
 from forebay.errors import ConfigError
+from forebay.steps.image.video_frames import require_av
+from forebay.steps.image.video_settings import VideoSettings, video_settings
 from forebay.steps.sections import GroupRecipe
-from forebay.steps.step import ImageStep, Step
+from forebay.steps.step import ImageStep, Step, TextStep
 from forebay.steps.table import STEPS, made, problems, settings_of, steps_named
 from forebay.steps.text.chat.chat_steps import VISION_TOKENS
 from forebay.store.image.codec import Codec
-from forebay.store.image.image_settings import is_native, processor_document
+from forebay.store.image.image_settings import image_settings, is_native, processor_document
 from forebay.store.layout import Group
 
 _OF_SOUND = ("min_duration_s", "max_duration_s", "overlong", "languages", "duration_tolerance")
@@ -79,6 +81,8 @@ class ImageGroup(GroupRecipe):
             "max_sample_bytes": config.source.max_sample_bytes,
             "more_images": config.source.more_images,
         }
+        if "video" in step.given:
+            given |= {"max_video_s": config.source.max_video_s, "video": _video_of(vision)}
         made_step = made(step, vision.settings, **{name: given[name] for name in step.given})
         return cls(step=made_step, folder=vision.processor, codec=vision.codec)
 
@@ -91,8 +95,20 @@ class ImageGroup(GroupRecipe):
         """transformers, where its processor makes the values."""
         return {"transformers": version("transformers")} if self.step.is_of_transformers else {}
 
+    def check(self, text: TextStep, kept: Collection[str]) -> None:  # noqa: ARG002
+        """Raises MissingExtraError where videos are to be decoded, and nothing here can."""
+        if getattr(self.step, "video", None) is not None:
+            require_av("vision.fps")
+
     def document(self) -> dict[str, Any]:
         return {"images": self.step.name, **self.step.compared()}
+
+
+def _video_of(vision: VisionConfig) -> VideoSettings | None:
+    if vision.settings.get("fps") is None:
+        return None
+    folder = Path(vision.processor)
+    return video_settings(folder, image_settings(folder))
 
 
 def image_step_of(config: Config) -> type[ImageStep] | None:

@@ -15,14 +15,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.form import Table as FormTable
 from forebay.steps.image.processor.processor_call import hide_torchvision, torchvision_problem
+from forebay.steps.image.video_settings import Sampling, VideoSettings
 from forebay.steps.step import ImageStep, Stored
-from forebay.store.image.codec import FIELDS, Codec, Pixels, decode_image, patchify, resized, unpatchify
+from forebay.store.image.codec import (
+    FIELDS,
+    SECONDS,
+    VIDEO_GRIDS,
+    VIDEO_PATCHES,
+    Codec,
+    Pixels,
+    decode_image,
+    patchify,
+    resized,
+    unpatchify,
+)
 from forebay.store.image.codec import Patches as PatchArray
 from forebay.store.image.image_settings import ImageSettings, class_name, grid_thw, processor_document, settings_in
 from forebay.store.layout import FieldSpec
@@ -35,6 +48,7 @@ Table = npt.NDArray[np.float32]
 """[3, 256]: the float32 value in `pixel_values` of a channel's uint8 value."""
 CODES, GRIDS = "patches", "image_grid_thw"
 """The fields of an image: its patches as they are stored, and how many they are."""
+VIDEO_VALUES = "pixel_values_videos"
 _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
 Backend = Literal["pil", "torchvision"]
@@ -60,11 +74,31 @@ class Patches(ImageStep):
         "image_webp": "bytes",
         "image_file": "bytes",
     }
-    given: ClassVar[frozenset[str]] = frozenset({"processor", "max_pixels", "max_sample_bytes", "more_images"})
+    given: ClassVar[frozenset[str]] = frozenset(
+        {"processor", "max_pixels", "max_sample_bytes", "more_images", "video", "max_video_s"}
+    )
 
     backend: Backend = "pil"
     """Of the processor. The two give different pixels for some images, so the backend is in the key."""
+    fps: float | None = None
+    """Frames a second that are shown of videos, within the processor's `min_frames` and `max_frames`; a part of a
+    conversation may say otherwise. Without it rows with videos are refused (`has_video`)."""
+    max_frames: int | None = None
+    """The most frames of a video, in place of the processor's `max_frames`."""
+    video: VideoSettings | None = None
+    max_video_s: float = 0
     version: int = 2
+
+    def compared(self) -> dict[str, Any]:
+        """See `Step`: what is of videos stands there where there are any."""
+        found = super(Patches, self).compared()
+        of_videos = ("fps", "max_frames", "video", "max_video_s")
+        return found if self.fps else {name: value for name, value in found.items() if name not in of_videos}
+
+    @property
+    def sampling(self) -> Sampling:
+        """Which frames of a video are shown where its part says nothing."""
+        return Sampling(fps=self.fps, max_frames=self.max_frames)
 
     @classmethod
     def batch(cls, stored: Stored) -> BatchForm:
@@ -96,13 +130,18 @@ class Patches(ImageStep):
                 "[audio] stands beside [vision], and patches stand in packs, which hold items of one group; set "
                 'vision.images = "processor"'
             )
-        return found
+        return [*found, *_of_videos(config)]
 
     def fields(self, codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:
-        """Returns the fields of an image. patch_bytes: of one patch, 3 * patch_size^2."""
+        """Returns the fields of an image. patch_bytes: of one patch, 3 * patch_size^2.
+
+        Where there are videos, `second_per_grid_ts` float32 [1] is 0 of an image. A patch of a video has
+        `temporal_patch_size` rows, which are one row (channel, time, y, x) cut into as many.
+        """
         return (
             FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(patch_bytes,) if codec == "raw" else ()),
             FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,)),
+            *((FieldSpec(name=SECONDS, dtype="float32"),) if self.fps else ()),
         )
 
 
@@ -118,6 +157,36 @@ def patch_form(constants: Mapping[str, Any]) -> BatchForm:
     rows: dict[str, Any] = {"of": CODES, "shape": (None, 3 * area), "stored_dtype": "uint8", "join": "cat"}
     pixels = FieldForm(name="pixel_values", dtype="float32", table=table, **rows)
     return BatchForm.exact(Patches.name, grids, pixels)
+
+
+def video_form(constants: Mapping[str, Any]) -> BatchForm | None:
+    """Returns the form `video_grid_thw` int64 [k, 3] and `pixel_values_videos` [patches, copies * w].
+
+    A row is (channel, time, y, x) as stored. None: the cache has no videos.
+    """
+    if "video_table" not in constants:
+        return None
+    width = int(constants["patch_size"]) ** 2 * int(constants["temporal_patch_size"])
+    table = FormTable(axis=1, values=np.array(constants["video_table"], np.float32), inner=width)
+    grids = FieldForm(name=VIDEO_GRIDS, dtype="int64", shape=(None, 3), stored_dtype="int32", join="cat")
+    rows: dict[str, Any] = {"of": VIDEO_PATCHES, "shape": (None, 3 * width), "stored_dtype": "uint8", "join": "cat"}
+    return BatchForm.exact(Patches.name, grids, FieldForm(name=VIDEO_VALUES, dtype="float32", table=table, **rows))
+
+
+def _of_videos(config: Config) -> list[str]:
+    """Returns what videos are not for."""
+    vision, plan = config.vision, config.plan
+    if vision is None:
+        return []
+    fps, most = (vision.settings.get(name) for name in ("fps", "max_frames"))
+    found = [] if fps or most is None else ["vision.max_frames is of videos, which vision.fps asks for; set it, too"]
+    if fps is not None and not 0 < fps <= 1000:
+        found.append(f"vision.fps is {fps}, wanted more than 0, and 1000 at most")
+    if most is not None and most < 1:
+        found.append(f"vision.max_frames is {most}, wanted 1 or more")
+    if fps and isinstance(plan, PackConfig) and plan.has_shapes:
+        found.append('plan.shapes = "fixed" pads images, not videos, which vision.fps asks for; leave one of them out')
+    return found
 
 
 @dataclass(frozen=True, slots=True)

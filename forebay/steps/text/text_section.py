@@ -86,6 +86,7 @@ class TextGroup(GroupRecipe):
             is_bare = any(model.size is not None and model.folder == folder for model in config.model)
             digest = "" if is_bare else processor_digest(Path(folder))
             given |= {"processor": digest, "processor_folder": text.tokenizer if is_bare else folder}
+        given["videos"] = vision is not None and vision.settings.get("fps") is not None
         if "tokenizer" in step.given:
             given["tokenizer"] = _tokenizer(config, text, step)
         if "line" in step.given:

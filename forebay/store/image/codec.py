@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -116,6 +117,8 @@ Bytes = npt.NDArray[np.uint8]
 PATCHES = "patches"
 FIELDS: dict[Codec, str] = {"raw": PATCHES, "zstd": "patches_zstd", "webp": "image_webp", "source": "image_file"}
 """The field of a codec: `patches` is uint8 [n, 3 * patch_size^2], the others uint8 [bytes]."""
+SECONDS, VIDEO_GRIDS, VIDEO_PATCHES = "second_per_grid_ts", "video_grid_thw", "video_patches"
+"""The fields of a sample's videos: seconds of a step in time, grids, patches of `temporal_patch_size` frames."""
 _ZSTD_LEVEL = 3
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _WEBP_MAX_SIDE = 16_383
@@ -184,15 +187,32 @@ _ROUNDING = 16
 """What rounding to whole patches makes of a thin image at most: the square root of the aspect ratio allowed, 200."""
 
 
+_MOST_BYTES = 1 << 34
+"""Of the patches of a video. A cache that says more is none that forebay writes."""
+
+
+def encode_video(codec: Codec, patches: Patches) -> tuple[str, Bytes]:
+    """Returns the field's name and what is stored in it of a video: of every codec but `raw` zstd.
+
+    patches: uint8 [temporal_patch_size * n, 3 * patch_size^2].
+    """
+    return FIELDS[codec], patches if codec == "raw" else np.frombuffer(zstd().compress(patches), np.uint8)
+
+
+def _grids(items: Sequence[Mapping[str, Array]]) -> Array:
+    return np.concatenate([np.zeros((0, 3), np.int32), *(item["image_grid_thw"] for item in items)])
+
+
 @dataclass(frozen=True)
 class StoredImages:
-    """How a cache stores images as patches."""
+    """How a cache stores images as patches. has_videos: and videos among them."""
 
     codec: Codec
     settings: ImageSettings
     max_pixels: int
     alpha: Alpha
     more: tuple[MoreImages, ...] = ()
+    has_videos: bool = False
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], *, folder: Path) -> Self:
@@ -205,11 +225,13 @@ class StoredImages:
                 int(constants["max_pixels"]),
                 constants["alpha"],
                 tuple(constants.get("more_images", ())),
+                "video_table" in constants,
             )
             if stored.alpha not in get_args(Alpha) or not {*stored.more} <= {*EVERY_IMAGE}:
                 raise ValueError(f"alpha is {stored.alpha!r}, more_images {stored.more!r:.40}")
             names = {field["name"] for field in metadata["fields"] if field["role"] == "tensor"}
-            if missing := {FIELDS[stored.codec], "image_grid_thw"} - names:
+            wanted = {FIELDS[stored.codec], "image_grid_thw", *([SECONDS] if stored.has_videos else [])}
+            if missing := wanted - names:
                 raise KeyError(*missing)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise CacheCorruptError(
@@ -220,8 +242,8 @@ class StoredImages:
 
     @property
     def is_as_stored(self) -> bool:
-        """See `StoredItems`."""
-        return self.codec == "raw"
+        """See `StoredItems`; images and videos are told apart one by one."""
+        return self.codec == "raw" and not self.has_videos
 
     def of_batch(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """See `StoredItems`; the grids of a sample's images are one array."""
@@ -229,27 +251,66 @@ class StoredImages:
         return {**columns, "image_grid_thw": [np.concatenate([none, *grids]) for grids in columns["image_grid_thw"]]}
 
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        """See `StoredItems`: every codec gives the same `patches`."""
-        grids = [image["image_grid_thw"] for image in images]
+        """See `StoredItems`: every codec gives the same `patches`. Videos stand apart from images."""
+        if not self.has_videos:
+            return {**text, "image_grid_thw": _grids(images), PATCHES: tuple(map(self._patches, images))}
+        stills = [image for image in images if not image[SECONDS].any()]
+        videos = [image for image in images if image[SECONDS].any()]
         return {
             **text,
-            "image_grid_thw": np.concatenate([np.zeros((0, 3), np.int32), *grids]),
-            PATCHES: tuple(map(self._patches, images)),
+            "image_grid_thw": _grids(stills),
+            PATCHES: tuple(map(self._patches, stills)),
+            VIDEO_GRIDS: _grids(videos),
+            VIDEO_PATCHES: tuple(map(self._frames, videos)),
+            SECONDS: np.concatenate([np.zeros(0, np.float32), *(video[SECONDS] for video in videos)]),
         }
 
     def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a sample whose `patches` are one array, those of its images one behind the other."""
-        none = np.zeros((0, self.settings.patch_bytes), np.uint8)
-        return {**sample, PATCHES: np.concatenate([none, *sample[PATCHES]])}
+        widths = {spec.name: spec.shape[0] for spec in self.columns() if spec.dtype == "uint8"}
+        none = {name: np.zeros((0, width), np.uint8) for name, width in widths.items()}
+        return {**sample, **{name: np.concatenate([none[name], *sample[name]]) for name in none}}
 
     def columns(self) -> list[FieldSpec]:
         """See `StoredItems`."""
-        grid = FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,))
-        return [grid, FieldSpec(name=PATCHES, dtype="uint8", shape=(self.settings.patch_bytes,))]
+        width = self.settings.patch_bytes
+        found = [
+            FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,)),
+            FieldSpec(name=PATCHES, dtype="uint8", shape=(width,)),
+        ]
+        if self.has_videos:
+            wide = width * self.settings.temporal_patch_size
+            found += [
+                FieldSpec(name=VIDEO_GRIDS, dtype="int32", shape=(3,)),
+                FieldSpec(name=VIDEO_PATCHES, dtype="uint8", shape=(wide,)),
+                FieldSpec(name=SECONDS, dtype="float32"),
+            ]
+        return found
+
+    def in_order(self, sample: Mapping[str, Any], rows: Iterable[Mapping[str, Array]]) -> Iterator[tuple[Array, Array]]:
+        """Yields patches and grid of the items of a sample, videos among them. rows: what is stored of each."""
+        stills = zip(sample[PATCHES], sample["image_grid_thw"], strict=True)
+        videos = zip(sample.get(VIDEO_PATCHES, ()), sample.get(VIDEO_GRIDS, ()), strict=True)
+        for row in rows:
+            yield next(videos if self.has_videos and row[SECONDS].any() else stills)
 
     def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
         """See `StoredItems`: `patches` of each image."""
         return sample
+
+    def _frames(self, video: Mapping[str, Array]) -> Array:
+        """Returns the patches of a video, uint8 [n, temporal_patch_size * 3 * patch_size^2]; raises as `_patches`."""
+        stored, (grid,) = video[FIELDS[self.codec]], video["image_grid_thw"].tolist()
+        width = self.settings.patch_bytes * self.settings.temporal_patch_size
+        count = math.prod(grid)
+        if min(grid) < 1 or count * width > _MOST_BYTES:
+            raise ValueError(f"a video has a grid of {grid}")
+        try:
+            if self.codec != "raw":
+                stored = np.frombuffer(zstd().decompress(stored, decompressed_size=count * width), np.uint8)
+            return stored.reshape(count, width)
+        except (OSError, ValueError) as err:
+            raise ValueError(f"the bytes of a video of {grid} do not decode: {err}") from err
 
     def _patches(self, image: Mapping[str, Array]) -> Array:
         """Raises ValueError where the values are none of an image, whatever their checksum says."""

@@ -77,7 +77,9 @@ class ImageSettings:
     def from_json(cls, doc: Mapping[str, Any]) -> Self:
         """Returns the settings that `to_json` wrote; ConfigError, KeyError or AttributeError for anything else."""
         where, defaults = Path("image"), {field.name: field.default for field in fields(cls)}
-        settings = _checked(where, {name: _value(where, name, value, defaults[name]) for name, value in doc.items()})
+        settings = _checked(
+            where, {name: setting_value(where, name, value, defaults[name]) for name, value in doc.items()}
+        )
         return cls(**asdict(settings))
 
 
@@ -131,7 +133,9 @@ def settings_in(path: Path, document: Mapping[str, Any]) -> ImageSettings:
     values = {**own, **{name: value for name, value in edges.items() if value is not None}, **given}
     wanted = {f.name: f for f in fields(ImageSettings)}
     found = {
-        name: _value(path, name, values[name], wanted[name].default) for name in wanted if values.get(name) is not None
+        name: setting_value(path, name, values[name], wanted[name].default)
+        for name in wanted
+        if values.get(name) is not None
     }
     return _of_one_copy(path, _checked(path, found))
 
@@ -216,7 +220,8 @@ def processor_document(folder: Path) -> tuple[Path, dict[str, Any]]:
     )
 
 
-def _value(path: Path, name: str, value: Any, default: Any) -> Any:
+def setting_value(path: Path, name: str, value: Any, default: Any) -> Any:
+    """Returns a value of a document as its field has it. Raises ConfigError for another kind than the default's."""
     if isinstance(default, tuple):
         numbers = list(value) if isinstance(value, list) else [value] * 3
         if len(numbers) == 3 and all(_is_number(number) for number in numbers):

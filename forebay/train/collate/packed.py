@@ -18,12 +18,14 @@ from forebay.errors import CacheMismatchError, ConfigError, PlanError
 from forebay.plan.interface import Plan
 from forebay.steps.batch import IGNORED, collate, fresh
 from forebay.steps.form import BatchForm
-from forebay.steps.image.qwen2_vl import GRIDS
+from forebay.steps.image.qwen2_vl import GRIDS, VIDEO_VALUES, video_form
 from forebay.steps.step import Allocate, Stored
 from forebay.steps.table import text_step_of
+from forebay.store.image.codec import SECONDS, VIDEO_GRIDS, VIDEO_PATCHES
 from forebay.store.layout import TEXT, Array, Constants
 from forebay.store.source import SampleSource
 from forebay.train.collate.forms import items_of
+from forebay.train.collate.mrope import VideoTokens, mrope_positions
 from forebay.train.collate.patches import PatchBatch, as_codes, as_filler, has_patches, model_inputs, weight_of
 
 Arrays = Mapping[str, Sequence[Array]]
@@ -84,6 +86,7 @@ class Grids(PackedItems):
 
     is_in_all: bool = True
     """Whether a pack without images has that one; packs of conversations with clips lack what no sample has."""
+    videos: VideoTokens | None = None
 
     @property
     def least(self) -> int:
@@ -97,22 +100,28 @@ class Grids(PackedItems):
             return cls(rows=4, token=int(rope["token"]), merge_size=int(rope["merge_size"]), is_in_all=False)
         stored.constant("pad_token_id")
         token, merge_size = (int(stored.constant(name)) for name in ("image_token_id", "merge_size"))
-        return cls(rows=4, token=token, merge_size=merge_size)
+        return cls(rows=4, token=token, merge_size=merge_size, videos=VideoTokens.of(stored))
 
     def check(self, items: Sequence[Arrays], units: str) -> None:
         """See `PackedItems`: grids are of the patches beside them."""
-        sizes = [len(image) for each in items for image in each[units]]
-        wanted = _grids(items).prod(axis=1).tolist()
-        if sizes != wanted:
-            raise CacheMismatchError(
-                f"images have {sizes} patches, image_grid_thw wants {wanted}; run forebay preprocess --rebuild"
-            )
+        units_of = {GRIDS: units, **({VIDEO_GRIDS: _units(units)} if self.videos else {})}
+        for name, field in units_of.items():
+            sizes = [len(image) for each in items for image in each[field]]
+            wanted = _grids(items, name).prod(axis=1).tolist()
+            if sizes != wanted:
+                raise CacheMismatchError(
+                    f"images have {sizes} patches, {name} wants {wanted}; run forebay preprocess --rebuild"
+                )
 
     def positions(self, out: Array, ids: Array, items: Sequence[Arrays], starts: Array) -> None:
         """See `PackedItems`: three rows of mrope."""
         assert self.token is not None
+        videos = None
+        if self.videos is not None:
+            seconds = [each[SECONDS] for each in items]
+            videos = self.videos, _grids(items, VIDEO_GRIDS), np.concatenate([np.zeros(0, np.float32), *seconds])
         where = {"image_token_id": self.token, "merge_size": self.merge_size}
-        mrope_positions(ids, _grids(items), **where, starts=starts, out=out)
+        mrope_positions(ids, _grids(items), **where, starts=starts, out=out, videos=videos)
 
     def padding(self, num_units: int) -> Arrays:
         """See `PackedItems`: images of one merged patch's height that have so many patches together."""
@@ -122,71 +131,14 @@ class Grids(PackedItems):
         return {GRIDS: (np.array(grids, dtype=np.int32).reshape(-1, 3),)}
 
 
-def _grids(items: Sequence[Arrays]) -> Array:
-    grids = (grid.reshape(-1, 3) for each in items for grid in each[GRIDS])
+def _grids(items: Sequence[Arrays], name: str = GRIDS) -> Array:
+    grids = (grid.reshape(-1, 3) for each in items for grid in each[name])
     return np.concatenate([np.empty((0, 3), np.int32), *grids])
 
 
-def mrope_positions(
-    input_ids: Array,
-    grids: Array,
-    *,
-    image_token_id: int,
-    merge_size: int,
-    starts: Array | Sequence[int] = (0,),
-    out: Array | None = None,
-) -> Array:
-    """Returns int64 [3, n], the positions in time, height and width, as the model's `get_rope_index` has them.
-
-    input_ids: integer [n]. grids: integer [k, 3], `image_grid_thw` in the order of the images in `input_ids`.
-    starts: where the segments of a pack begin, rising, the first at 0; positions count from 0 in each of them.
-    out: int64 [3, n] to write to.
-
-    A text token stands one behind what is before it, on all three axes. An image of h x w merged patches stands at one
-    point in time, spreads over h and w from there, and what follows it stands max(h, w) further on (Qwen2-VL, section
-    2.1). Raises CacheMismatchError where the image tokens are not those of the grids.
-    """
-    sizes = np.asarray(grids, dtype=np.int64).reshape(-1, 3)
-    rows, columns = sizes[:, 1] // merge_size, sizes[:, 2] // merge_size
-    counts = rows * columns
-    ends = np.cumsum(counts)
-    image_tokens = np.flatnonzero(input_ids == image_token_id)
-    _check_image_tokens(image_tokens, frames=sizes[:, 0], counts=counts, ends=ends)
-    # How far each token moves on what comes behind it: an image does so at its last token.
-    steps = np.ones(len(input_ids), dtype=np.int64)
-    steps[image_tokens] = 0
-    steps[image_tokens[ends - 1]] = np.maximum(rows, columns)
-    places = np.cumsum(steps)
-    places -= steps
-    first = np.asarray(starts)
-    if len(first) > 1:
-        places -= np.repeat(places[first], np.diff(first, append=len(input_ids)))
-    positions = np.empty((3, len(input_ids)), dtype=np.int64) if out is None else out
-    positions[:] = places
-    # 32-bit: integer division is the dearest step here, and slower in 64.
-    within = np.arange(len(image_tokens), dtype=np.int32) - np.repeat((ends - counts).astype(np.int32), counts)
-    down, across = np.divmod(within, np.repeat(columns.astype(np.int32), counts))
-    positions[1, image_tokens] += down
-    positions[2, image_tokens] += across
-    return positions
-
-
-def _check_image_tokens(image_tokens: Array, *, frames: Array, counts: Array, ends: Array) -> None:
-    wanted = int(counts.sum())
-    if len(image_tokens) != wanted:
-        raise CacheMismatchError(
-            f"input_ids hold {len(image_tokens)} image tokens, image_grid_thw wants {wanted}; "
-            "the text was made for other images: run forebay preprocess --rebuild"
-        )
-    if (frames != 1).any() or (counts < 1).any():
-        raise CacheMismatchError(
-            "image_grid_thw has an image without patches or of several frames; only still images are known"
-        )
-    if (image_tokens[ends - 1] - image_tokens[ends - counts] != counts - 1).any():
-        raise CacheMismatchError(
-            "the image tokens of an image do not stand together, as image_grid_thw wants them; "
-            "run forebay preprocess --rebuild"
-        )
+def _units(of_images: str) -> str:
+    """Returns the field of the patches of videos beside that of images, as values or as codes."""
+    return VIDEO_VALUES if of_images == "pixel_values" else VIDEO_PATCHES
 
 
 PackedSample = Mapping[str, Any]
@@ -203,6 +155,8 @@ class PackCollator:
     | `position_ids` | int64 [1, S]: counts from 0 in every segment; of images [4, 1, S], with three rows of mrope |
     | the items' own | one behind the other: `image_grid_thw` [k, 3] and `pixel_values` [P, temporal_patch_size * w], or
     `input_features` [frames, n_mels] and `input_features_lengths` [clips]; clips of conversations as in any batch |
+    | of videos | `video_grid_thw` [k, 3], `pixel_values_videos` [P, temporal_patch_size * w], of Qwen2.5-VL
+    `second_per_grid_ts` float32 [k]; a pack without videos has none of these |
     | `use_cache` | False |
     | `cu_seq_lens_q`, `cu_seq_lens_k` | int32 [segments + 1], under `varlen`; the same tensor |
     | `max_length_q`, `max_length_k` | Python int, under `varlen` |
@@ -252,6 +206,8 @@ class PackCollator:
         self._forms = tuple(map(as_codes, forms)) if self._is_coded else forms
         units = forms[-1].units if forms else None
         self._units = "" if units is None else units.on_disk if self._is_coded else units.name
+        family = stored.constants.get("video_family")
+        self._has_videos, self._gives_seconds = family is not None, family == "qwen2_5"
 
     has_rows = False
     """A pack has no dimension of samples, of a single one either."""
@@ -287,6 +243,8 @@ class PackCollator:
     def _items(self, samples: Sequence[PackedSample]) -> list[Arrays]:
         """Returns of every sample the fields of all its items; what is padded are those of the last group."""
         columns = {name: arrays for form in self._forms for name, arrays in form.columns(samples).items()}
+        if self._has_videos:
+            columns[SECONDS] = [sample[SECONDS] for sample in samples]
         rows = zip(*columns.values(), strict=True) if columns else [()] * len(samples)
         return [dict(zip(columns, each, strict=True)) for each in rows]
 
@@ -334,8 +292,10 @@ class PackCollator:
             held, padded = items, layout.padded_units if form is self._forms[-1] else 0
             if padded:
                 held = [*items, {**_zeros(form, padded), **self._kind.padding(padded)}]
-            if any(each[form.main.name] for each in held):
+            if any(len(array) for each in held for array in each[form.main.name]):
                 batch |= collate(form, held, dtype=self._dtype, allocate=allocate, are_rows=True)
+        if self._gives_seconds and VIDEO_GRIDS in batch:
+            batch[SECONDS] = torch.from_numpy(np.concatenate([each[SECONDS] for each in items]))
         return batch
 
     def _lengths(self, layout: _Layout, allocate: Allocate) -> dict[str, Any]:
@@ -373,7 +333,9 @@ def pack_forms(stored: Stored) -> tuple[BatchForm, ...]:
             raise ValueError(f"packs hold items of one group, and samples have {who}: {known}")
         # A model takes clips of conversations, and images beside them, as they stand in any batch.
         is_listed = any(each.form.is_listed for each in items)
-        return tuple(each.form if is_listed else each.form.packed() for each in items)
+        forms = tuple(each.form if is_listed else each.form.packed() for each in items)
+        videos = video_form(stored.constants)
+        return forms if videos is None else (videos, *forms)
     except ValueError as err:
         raise ConfigError(
             f'{stored.name}: plan.kind is "pack", and {err}; set plan.kind = "bucket" with batch_size'

@@ -16,8 +16,9 @@ import torch
 
 from forebay.errors import ConfigError
 from forebay.steps.form import BatchForm, FieldForm
-from forebay.steps.image.qwen2_vl import CODES, patch_form
+from forebay.steps.image.qwen2_vl import CODES, patch_form, video_form
 from forebay.steps.image.tables import expand_on_device
+from forebay.store.image.codec import VIDEO_PATCHES
 
 
 def pixel_dtype(name: str) -> torch.dtype:
@@ -170,10 +171,11 @@ def to_model_inputs(
     Raises ConfigError where `constants` are not those of a vision cache.
     """
     inputs = moved(fields_of(batch), device, non_blocking=True)
-    if CODES in inputs:
+    if CODES in inputs or VIDEO_PATCHES in inputs:
         if "patch_table" not in constants:
             raise ConfigError("patches need the patch_table of their cache; pass constants=loader.source.constants")
-        inputs = DeviceExpansion(patch_form(constants), dtype=dtype)(inputs)
+        forms = (patch_form(constants), video_form(constants))
+        inputs = DeviceExpansion(*(form for form in forms if form is not None), dtype=dtype)(inputs)
     return model_inputs(inputs)
 
 

@@ -18,7 +18,8 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch.utils.data import default_convert
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
-from forebay.train.collate.packed import PackCollator, PackShapes, mrope_positions
+from forebay.train.collate.mrope import mrope_positions
+from forebay.train.collate.packed import PackCollator, PackShapes
 from forebay.train.collate.patches import PatchBatch, fields_of, to_model_inputs
 from forebay.train.loop.schedule import count_samples
 from forebay.train.prefetch import BufferRing

@@ -48,14 +48,15 @@ if TYPE_CHECKING:
     from forebay.config.tree import Config
 
 VISION_START, IMAGE_PAD, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+VIDEO_PAD = "<|video_pad|>"
 VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
 """Without which no image can stand in a conversation."""
 
 # A model counts all of these, whoever wrote them. Some are in no template.
-_ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", "<|video_pad|>")
+_ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", VIDEO_PAD)
 
 
-LATER = frozenset({"train_on", "pairs", "strip_text"})
+LATER = frozenset({"train_on", "pairs", "strip_text", "videos"})
 """Settings that these steps did not always have."""
 
 
@@ -72,7 +73,7 @@ class Chat(TextStep):
     beside: ClassVar[frozenset[str]] = frozenset({"patches"})
     can_pack: ClassVar[bool] = True
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens"}
-    given: ClassVar[frozenset[str]] = frozenset({"tokenizer"})
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "videos"})
     tokenizer: str
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
@@ -82,6 +83,7 @@ class Chat(TextStep):
     """Whether rows have an answer to prefer and one to reject: of images as a processor gives them alone."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
+    videos: bool = False
     version: int = 2
     later: ClassVar[frozenset[str]] = LATER
 
@@ -141,12 +143,12 @@ class ChatEncoder(OneByOne):
         """
         self._vocabulary = Vocabulary(folder, digest=step.tokenizer)
         self._vocabulary.renders(self._vocabulary.tokenizer)
-        self._ids = {token: self._vocabulary.require(token, prompt="chat") for token in VISION_TOKENS}
+        self._pads = {"image": IMAGE_PAD, **({"video": VIDEO_PAD} if step.videos else {})}
+        tokens = dict.fromkeys((*VISION_TOKENS, *self._pads.values()))
+        self._ids = {token: self._vocabulary.require(token, prompt="chat") for token in tokens}
         self._render = functools.partial(render_chat, self._vocabulary.tokenizer)
-        shown = f"{VISION_START}{IMAGE_PAD}{VISION_END}"
-        self._marks = find_turn_marks(
-            self._vocabulary, self._render, shown={"image": (shown, IMAGE_PAD)}, learn_through=step.learn_through
-        )
+        shown = {kind: (f"{VISION_START}{pad}{VISION_END}", pad) for kind, pad in self._pads.items()}
+        self._marks = find_turn_marks(self._vocabulary, self._render, shown=shown, learn_through=step.learn_through)
         # Messages may write other control tokens, such as `<think>`.
         self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
         self._step, self._merge_size = step, merge_size
@@ -170,25 +172,30 @@ class ChatEncoder(OneByOne):
             "vision_start_token_id": self._ids[VISION_START],
             "vision_end_token_id": self._ids[VISION_END],
             "pad_token_id": pad,
+            **({"video_token_id": self._ids[VIDEO_PAD]} if "video" in self._pads else {}),
         }
 
-    def encode(self, text: str, told: Sequence[tuple[int, int, int]], *, sample_id: str) -> dict[str, np.ndarray]:
+    def encode(self, text: str, told: Sequence[tuple[Any, ...]], *, sample_id: str) -> dict[str, np.ndarray]:
         """Returns `input_ids` int32 [tokens] and `label_mask` uint8 [tokens], 1 where a token is a target.
 
-        text: a conversation in canonical form, JSON. told: (t, h, w) in patches of its images, in order.
+        text: a conversation in canonical form, JSON. told: (t, h, w) in patches of its images, in order; of a video
+        also a list of what stands before each of its t frames, if its model is shown them one by one.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
         `special_token_in_text`, `image_count_mismatch`, `bad_text`, `has_tools`, `has_reasoning`.
         """
         conversation, folder = parse_conversation(text, sample_id=sample_id), self._vocabulary.folder
         conversation = stripped(conversation) if self._step.strip_text else conversation
-        counts = {"image": len(told)}
+        videos = [each for each in told if len(each) > _OF_IMAGE]
+        counts = {"image": len(told) - len(videos), **({"video": len(videos)} if "video" in self._pads else {})}
         turns = check_conversation(
             conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self._step.train_on
         )
         rendered = rendered_text(self._render, conversation, folder, sample_id=sample_id)
         check_shown(conversation, self._render, self._marks, folder=folder, sample_id=sample_id)
-        spans = self._marks.spans(rendered)
-        learnt = learnt_spans(spans, turns, shown={"image": rendered.count(IMAGE_PAD)}, sample_id=sample_id)
+        found = {kind: rendered.count(pad) for kind, pad in self._pads.items()}
+        learnt_spans(self._marks.spans(rendered), turns, shown=found, sample_id=sample_id)
+        rendered = _with_seconds(rendered, [texts for *_, texts in videos])
+        learnt = learnt_spans(self._marks.spans(rendered), turns, shown=counts, sample_id=sample_id)
         return self._tokenize(rendered, learnt, turns, told)
 
     def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
@@ -196,19 +203,36 @@ class ChatEncoder(OneByOne):
         return self._vocabulary.decode([int(i) for i in input_ids])
 
     def _tokenize(
-        self, rendered: str, spans: list[tuple[int, int]], turns: ChatTurns, grids: Sequence[tuple[int, int, int]]
+        self, rendered: str, spans: list[tuple[int, int]], turns: ChatTurns, told: Sequence[tuple[Any, ...]]
     ) -> dict[str, np.ndarray]:
         encoding = self._backend.encode(rendered, add_special_tokens=False)
         ids = np.array(encoding.ids, dtype=np.int32)
         mask = self._marks.targets(rendered, spans, encoding.offsets)
         if turns.learns_all:
-            mask = all_but(mask, rendered, ids, self._vocabulary, [IMAGE_PAD])
+            mask = all_but(mask, rendered, ids, self._vocabulary, [*self._pads.values()])
         # Ids are repeated, not the string: the tokenizer would take 4 times as long and give the same.
         repeats = np.ones(len(ids), dtype=np.int64)
-        repeats[ids == self._ids[IMAGE_PAD]] = [t * h * w // self._merge_size**2 for t, h, w in grids]
+        # Of frames with texts before them each has a pad of its own.
+        pads = [(t // n, n, h, w) for t, h, w, *texts in told for n in [len(texts[0]) if texts and texts[0] else 1]]
+        of_items = [t * h * w // self._merge_size**2 for t, n, h, w in pads for _ in range(n)]
+        repeats[np.isin(ids, [self._ids[pad] for pad in self._pads.values()])] = of_items
         return {"input_ids": np.repeat(ids, repeats), "label_mask": np.repeat(mask, repeats)}
 
 
+def _with_seconds(rendered: str, texts: Sequence[Sequence[str]]) -> str:
+    """Returns a rendered text in which the place of a video holds its frames, if texts stand before them.
+
+    Each frame is shown as a video, inside of what shows the whole: so `Qwen3VLProcessor` of transformers 5 writes it.
+    texts: of every video in order; none of one that is shown as a whole.
+    """
+    first, *rest = rendered.split(VIDEO_PAD)
+    shown = f"{VISION_START}{VIDEO_PAD}{VISION_END}"
+    made = ["".join(f"{text}{shown}" for text in of_one) or VIDEO_PAD for of_one in texts]
+    return first + "".join(f"{frames}{behind}" for frames, behind in zip(made, rest, strict=True))
+
+
+_OF_IMAGE = 3
+"""What prompts are told of an image: t, h, w."""
 MASK = "label_mask"
 
 

@@ -32,8 +32,10 @@ BESIDE = ("tools", "tool_calls", "reasoning_content", "name", "tool_call_id")
 """What else a message may have: the first one the tools of the conversation, the assistant's calls and reasoning."""
 TrainOn = Literal["assistant", "last", "all"]
 """What is learnt of a conversation: all that the assistant says, its last turn, or all but items."""
-NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
-"""What messages call an item of a group. A part's type is the name of the group."""
+NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image", "video": "video"}
+"""What messages call an item of a group, or a video, which is one of `image`. A part's type is that name."""
+COUNTED = {"audio": "audio_count_mismatch", "image": "image_count_mismatch", "video": "video_count_mismatch"}
+"""The reason of a conversation that shows another number of them than it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def check_conversation(
 
     reserved: control tokens that no text may hold. counts: the items of the row, of each group that it may have.
     Raises TextError: `special_token_in_text`, `bad_conversation`, `empty_text`, `no_assistant_turn`,
-    `nothing_to_learn`, `image_count_mismatch`, `audio_count_mismatch`, `preference_data`.
+    `nothing_to_learn`, `preference_data`, COUNTED.
     """
     if any("rejected" in message for message in conversation):
         raise TextError(
@@ -118,7 +120,7 @@ def check_conversation(
     for group in (*counts, *(shown.keys() - counts)):
         if shown[group] != counts.get(group, 0):
             raise TextError(
-                "audio_count_mismatch" if group == "audio" else "image_count_mismatch",
+                COUNTED[group],
                 f"{sample_id}: the conversation shows {shown[group]} {NOUNS[group]}s, the sample has "
                 f"{counts.get(group, 0)}; correct the manifest",
             )
