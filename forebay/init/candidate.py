@@ -25,7 +25,8 @@ from forebay.init.folder_files import Clock, extension_of
 from forebay.init.found_model import Model
 from forebay.init.questions import BESIDE, Chooser
 from forebay.init.table_head import Row, TableHead, classes_of, languages_of, words_of
-from forebay.rows.meanings.canonical_chat import IMAGES, WITH_MESSAGES, WITH_QUESTION
+from forebay.rows.meanings.chat_fields import ANSWERS, IMAGES, WITH_MESSAGES, WITH_QUESTION
+from forebay.rows.meanings.chat_fields import BESIDE as FIELDS_BESIDE
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import Recipe
@@ -361,7 +362,7 @@ class Candidate:
         self.prompt, self.noun = prompt, BESIDE[prompt].noun
         self.columns = self._named(columns)
         self.texts = [words for _, words in said if words]
-        self.others = _others(table, {*columns.values(), *WITH_MESSAGES, *WITH_QUESTION, *IMAGES})
+        self.others = _others(table, {*columns.values(), *WITH_MESSAGES, *WITH_QUESTION, *FIELDS_BESIDE, *IMAGES})
         if label := columns.get("label"):
             self.classes = classes_of(table, label)
             self.classes.update(dict.fromkeys(table.classes.get(label, ()), 0))
@@ -386,7 +387,11 @@ def _others(table: TableHead, taken: Collection[str | None]) -> tuple[str, ...]:
 
 def unlike_usual(columns: Mapping[str, str | None]) -> dict[str, str]:
     """Returns the columns of `[source.columns]` that have another name than they have when nothing is said."""
-    return {role: name for role, name in columns.items() if name and name not in (IDS if role == "id" else (role,))}
+    usual = {role: IDS if role == "id" else (role,) for role in columns}
+    asked, answered = columns.get("question"), columns.get("answer")
+    if ANSWERS.get(asked or "") == answered:  # read by these names, with what stands beside them
+        usual |= {"question": (asked or "",), "answer": (answered or "",)}
+    return {role: name for role, name in columns.items() if name and name not in usual[role]}
 
 
 def files_noun(names: Sequence[str], other: str) -> str:

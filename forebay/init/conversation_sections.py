@@ -12,7 +12,7 @@ from forebay.init.folder_files import spread
 from forebay.init.found_model import Model, is_talker
 from forebay.init.questions import Chooser, column_of, columns_of
 from forebay.init.table_head import LikelyColumn, TableHead, clips_of_row, images_of_row, named_in
-from forebay.rows.meanings.canonical_chat import NAMED_BY
+from forebay.rows.meanings.chat_fields import NAMED_BY
 from forebay.rows.segments import STRETCH
 from forebay.steps.audio.extractor.conversation_sound import ClipMel, ConversationSound
 from forebay.steps.recipe import Recipe

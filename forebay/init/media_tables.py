@@ -31,6 +31,7 @@ from forebay.init.table_head import (
     TableHead,
     clips_of_row,
     images_of_row,
+    in_folder,
     is_language,
     languages_of,
     likely_columns,
@@ -41,7 +42,7 @@ from forebay.init.table_head import (
     written_paths,
 )
 from forebay.rows.list_rows import check_pieces
-from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
+from forebay.rows.meanings.chat_fields import IMAGES as IMAGE_FIELDS
 from forebay.rows.reader import DURATIONS, IMAGE_EXTENSIONS
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.segments import ENDS, STARTS
@@ -349,7 +350,7 @@ def _images(tables: Tables, images: Sequence[LikelyColumn], found: Candidate, ch
     tables.count_into(found)
     rows = found.take_images(table, prompt, columns)
     named = [images_of_row(row, None if is_lines else image) for row in rows]
-    found.pictures = Pictures.of(spread([folder / written for names in named for written in names]))
+    found.pictures = Pictures.of(spread([in_folder(folder, written) for names in named for written in names]))
     found.images_a_row = [len(names) for names in named]
     found.notes = [*tables.notes(), *notes]
 

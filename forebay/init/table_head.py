@@ -5,6 +5,7 @@ Which column may hold what, by its name and by what stands in its rows; and the 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import csv
 import json
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.folder_files import SAMPLE, spread
-from forebay.rows.meanings.canonical_chat import IMAGES, MESSAGES, NAMED_BY
+from forebay.rows.meanings.chat_fields import ANSWERS, IMAGES, MESSAGES, NAMED_BY
 from forebay.rows.meanings.image_class import declared_classes, named_labels
 from forebay.rows.readers.arrow_files import HfFile, holds_numbers, is_bytes, is_list
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv, read_json_lines
@@ -402,8 +403,9 @@ def words_of(row: Row, columns: Mapping[str, str | None]) -> str | None:
     for name in (columns["messages"],) if columns.get("messages") else MESSAGES:
         if (found := _words_of_messages(row.get(name or ""))) is not None:
             return found
-    asked, answered = (row.get(columns.get(role) or role) for role in ("question", "answer"))
-    return f"{asked}\n{answered}" if isinstance(asked, str) and isinstance(answered, str) else None
+    named = (columns.get("question") or "question", columns.get("answer") or "answer")
+    pairs = ((row.get(asked), row.get(answered)) for asked, answered in (named, *ANSWERS.items()))
+    return next((f"{q}\n{a}" for q, a in pairs if isinstance(q, str) and isinstance(a, str)), None)
 
 
 def _words_of_messages(value: Any) -> str | None:
@@ -428,6 +430,15 @@ def images_of_row(row: Row, column: str | None = None) -> list[str]:
     return [each for each in (*found, *_in_parts(row, "image")) if isinstance(each, str) and each]
 
 
+def in_folder(folder: Path, name: str) -> Path | bytes:
+    """Returns the file of a name, of a `data:` URI the bytes; none where these are no base64."""
+    if not name.startswith("data:"):
+        return folder / name
+    with contextlib.suppress(ValueError):
+        return base64.b64decode(name.partition(";base64,")[2])
+    return b""
+
+
 def clips_of_row(row: Row, column: str | None = None) -> list[Any]:
     """Returns what names the clips of a row's conversation: texts, or mappings with a path or without one."""
     named = [each for name in ((column,) if column else NAMED_BY["audio"]) for each in as_list(row.get(name))]
@@ -447,7 +458,8 @@ def _in_parts(row: Row, kind: Group) -> list[Any]:
     contents = (message.get("content") for message in messages)
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
     if kind == "image":
-        return [part.get("image") for part in parts]
+        urls = (part.get("image_url") for part in parts)
+        return [*(part.get("image") for part in parts), *(each.get("url") for each in urls if isinstance(each, dict))]
     return [part for part in parts if part.get("type") in ("audio", "input_audio")]
 
 

@@ -370,13 +370,18 @@ INTERFACE = (
 """The fields of `--json` that are never renamed; more may be added."""
 
 
+def _captions(cache: Cache, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    found = {group: metadata[f"{group}_captions"] for group in cache.groups if f"{group}_captions" in metadata}
+    return {"captions": found} if found else {}
+
+
 def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     """Returns the document of `forebay inspect --json`, without `verify`.
 
     Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants,
     groups, bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe,
-    made_with, promises (how batches of a declared form compare with those of what made it, in words), captions (by
-    group how many texts rows have: min, mean, max, and the blank ones that were passed over), made_of (the caches that
+    made_with, promises (how batches of a declared form compare with those of what made it, in words), captions (where
+    rows have several: by group min, mean, max, and the blank ones that were passed over), made_of (the caches that
     it was made of, if it was made of caches). Sizes are those of the shards.
     detection (see `detection_facts`; null where no language was detected). Without audio histogram is null, and lengths
     says how long the texts are. A cache whose samples list items has what their groups say too (`ListedGroup.facts`),
@@ -420,7 +425,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
         "promises": promises(cache.constants.groups),
-        "captions": {group: found for group in cache.groups if (found := metadata.get(f"{group}_captions"))},
+        **_captions(cache, metadata),
         "made_of": metadata.get("made_of", []),
         **{name: value for group in listed_groups(cache).values() for name, value in group.facts().items()},
         **class_facts(cache),

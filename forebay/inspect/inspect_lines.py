@@ -97,7 +97,7 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
         yield from wrapped(entry("batches", ""), f"{group}: {printable(promise)}")
     for name, variants in ((name, group["variants"]) for name, group in groups.items() if group["variants"]):
         yield from wrapped(entry("variants", ""), f"{name}: {printable(', '.join(variants))}")
-    for group, texts in facts["captions"].items():
+    for group, texts in facts.get("captions", {}).items():
         said = "{min} to {max} texts a row, mean {mean}, {blank} blank ones passed over".format(**texts)
         yield entry("captions", f"{group}: {said}")
     for part in facts["made_of"]:

@@ -198,7 +198,10 @@ def told_conversation(text: str) -> list[dict[str, Any]] | None:
 
 
 def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Returns (role, text) of every message; an item stands there by its number in the conversation: `[image 0]`."""
+    """Returns (role, text) of every message; an item stands there by its number in the conversation: `[image 0]`.
+
+    Reasoning and calls stand there as `[thinks ...]` and `[calls NAME {...}]`.
+    """
     found, counts = [], {"audio": 0, "image": 0}
     for message in messages:
         text = ""
@@ -208,7 +211,12 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
                 counts[kind] += 1
             else:
                 text += part["text"].lstrip(" ") if text.endswith(" ") else part["text"]
+        functions = (call["function"] for call in message.get("tool_calls", ()))
+        thought = [f"[thinks {message['reasoning_content']}] "] if "reasoning_content" in message else []
+        calls = [f" [calls {each['name']} {json.dumps(each['arguments'])}]" for each in functions]
+        text = "".join([*thought, text, *calls])
         found.append((message["role"], text.strip(" ")))
+        found += [("rejected", text) for _, text in spoken(message.get("rejected", ()))]
     return found
 
 

@@ -19,7 +19,7 @@ from forebay.preprocess.probe_inputs import PROBE_LABELS, PROBE_TEXTS, probe_con
 from forebay.rows.kept_columns import PREFIX, values_of
 from forebay.rows.windows import SPOKEN
 from forebay.steps.form import BatchForm
-from forebay.steps.step import TextStep
+from forebay.steps.step import REJECTED, TextStep
 from forebay.steps.text.row_encoder import EncodedRow, EncodedRows, RowEncoder
 from forebay.steps.text.text_section import TextGroup
 from forebay.steps.text.transcript import DETECTED_FIELDS, Transcript
@@ -92,9 +92,9 @@ class TextItems:
         return ("language", "prompt") if self.steps.step.is_of_texts or not self.listed else ()
 
     def lengths(self, shard: Shard) -> Array:
-        """Returns the tokens of each row, int64 [rows]."""
-        has_tokens = any(field.name == TOKENS for field in shard.fields)
-        return shard.lengths(TOKENS) if has_tokens else np.zeros(shard.entry.rows, np.int64)
+        """Returns the tokens of each row, of a pair those of the longer text, int64 [rows]."""
+        found = [shard.lengths(field.name) for field in shard.fields if field.name in (TOKENS, REJECTED + TOKENS)]
+        return np.max(found, axis=0) if found else np.zeros(shard.entry.rows, np.int64)
 
     def content(self, rows: pa.Table, names: Sequence[str]) -> dict[str, Any]:
         """Returns what the key of a shard says of its rows. names: of the source files."""

@@ -139,7 +139,7 @@ class MediaReader:
                 return base64.b64decode(self._encoded(file, offset - INLINE, size), validate=True)
             except ValueError as err:
                 raise DecodeError(
-                    "corrupt_audio", f"its data in the manifest is no base64: {err}; write it again"
+                    "bad_inline_data", f"its data in the manifest is no base64: {err}; write it again"
                 ) from err
         source = self._file(file)
         # A listed file that is media as a whole is a table of samples: manifests hold no media.

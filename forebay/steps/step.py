@@ -40,6 +40,8 @@ MODEL = "model"
 """What caches call the features of a group that a model made."""
 CLIPS = "clips"
 """What caches call the features of clips that conversations list, as their processor gives them."""
+REJECTED = "rejected_"
+"""Before the names of the fields of a rejected answer."""
 ClipDtype = Literal["float32", "int16"]
 _MAX_MAGNITUDE = 1e10
 """Above it, the power of a frame leaves float32. Full scale is 1."""

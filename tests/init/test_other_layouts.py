@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -251,6 +252,21 @@ def test_a_conversation_without_an_image_does_not_end_the_others(
     assert sorted(cache.samples["sample_id"].to_pylist()) == sorted(row["id"] for row in rows)
     (config,) = tmp_path.glob("*.toml")
     assert load_config(config).source.image_dir == os.fspath(data)
+
+
+def test_rows_of_alpaca_keep_what_stands_beside_the_instruction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = layouts.photos(tmp_path / "coco")
+    lines = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()[:3]]
+    (data / "questions.jsonl").unlink()
+    photo = f"data:image/jpeg;base64,{base64.b64encode((data / lines[0]['image']).read_bytes()).decode()}"
+    rows = [{"instruction": r["question"], "input": "Look.", "output": r["answer"], "image": photo} for r in lines]
+    (tmp_path / "alpaca").mkdir()
+    write_lines(tmp_path / "alpaca" / "rows.jsonl", rows)
+    cache = open_cache(built(tmp_path, capsys, tmp_path / "alpaca", "--model", QWEN3_VL, "--weights", "random"))
+    asked = [json.loads(text)[0]["content"][1]["text"] for text in cache.samples["text"].to_pylist()]
+    assert asked == [f"{row['question']}\nLook." for row in lines]
 
 
 def test_paths_that_are_not_there_are_said_and_audio_dir_takes_them(tmp_path: Path) -> None:

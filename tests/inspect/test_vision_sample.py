@@ -183,3 +183,14 @@ def test_empty_neighbours_are_one_line() -> None:
         ["30", "-", "40", "1"],
         ["40", "-", "45", "4"],
     ]
+
+
+def test_calls_reasoning_and_rejected_answers_are_said() -> None:
+    call = {"type": "function", "function": {"name": "zoom", "arguments": {"x": 1}}}
+    said = {"role": "assistant", "content": [{"type": "text", "text": "So"}]}
+    messages = [{**said, "reasoning_content": "hm", "tool_calls": [call]}, {**said, "rejected": [said]}]
+    assert spoken(messages) == [
+        ("assistant", '[thinks hm] So [calls zoom {"x": 1}]'),
+        ("assistant", "So"),
+        ("rejected", "So"),
+    ]

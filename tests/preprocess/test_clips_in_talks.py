@@ -181,7 +181,7 @@ def test_sound_that_stands_in_its_manifest_is_that_of_its_file(
         row({**part, "audio": uri}, inside, id="inside"),
         row({**part, "path": names[0]}, {**part, "path": names[1]}, id="files"),
         said("<audio>q", "A.", audio=uri, id="row"),
-        row({**part, "audio": "data:audio/flac;base64,!!!"}, id="corrupt_audio"),
+        row({**part, "audio": "data:audio/flac;base64,!!!"}, id="bad_inline_data"),
         row({**inside, "input_audio": {"data": "", "format": "flac"}}, id="missing_file"),
         # A place in the manifest is no name that a manifest can give.
         said("<audio>q", "A.", audio="\0" + 15 * "9" + ":5:x", id="missing_file of a stranger"),
@@ -190,7 +190,7 @@ def test_sound_that_stands_in_its_manifest_is_that_of_its_file(
     if is_array:
         path.write_text(json.dumps(rows, indent=1))
     cache, report = built(talks.config())
-    assert report.failed == {"corrupt_audio": 1, "missing_file": 2}
+    assert report.failed == {"bad_inline_data": 1, "missing_file": 2}
     found = {name: cache.read(place)["input_features"] for place, name in enumerate(_ids(cache))}
     assert all(map(np.array_equal, found["inside"], found["files"]))
     assert np.array_equal(found["row"][0], found["files"][0])

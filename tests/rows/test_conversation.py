@@ -38,6 +38,22 @@ def turns(*contents: list[dict[str, str]]) -> list[dict[str, Any]]:
         ({"question": "q", "answer": "a"}, ["x", "y"], turns([IMAGE, IMAGE, text("q")], [text("a")]), "xy"),
         ({"question": "q", "answer": "<image>"}, [], turns([text("q")], [text("<image>")]), ""),
         ({"question": "a <image>\nb", "answer": ""}, ["x"], turns([text("a "), IMAGE, text("b")], []), "x"),
+        ({"query": "q", "response": "a"}, ["x"], turns([IMAGE, text("q")], [text("a")]), "x"),
+        ({"instruction": "i", "input": "n", "output": "a"}, [], turns([text("i\nn")], [text("a")]), ""),
+        ({"instruction": "i", "input": "", "output": "a", "history": []}, [], turns([text("i")], [text("a")]), ""),
+        ({"instruction": "", "input": "<image>n", "output": "a"}, "x", turns([IMAGE, text("n")], [text("a")]), "x"),
+        (
+            {"query": "q", "response": "a", "history": [["<image>h", "g"], ["e", "f"]]},
+            ["x"],
+            turns([IMAGE, text("h")], [text("g")], [text("e")], [text("f")], [text("q")], [text("a")]),
+            "x",
+        ),
+        (
+            {"instruction": "i", "output": "a", "history": '[["h", "<image>"]]'},
+            ["x"],
+            turns([IMAGE, text("h")], [text("<image>")], [text("i")], [text("a")]),
+            "x",
+        ),
         (
             {"conversations": [{"from": "human", "value": "<image>\nq"}, {"from": "gpt", "value": "a\n\nb"}]},
             ["x"],
@@ -87,6 +103,7 @@ def test_the_canonical_form_of_the_canonical_form_is_itself(messages: list[tuple
 @pytest.mark.parametrize(
     ("fields", "images", "numbers"),
     [
+        ({"query": "<image>", "response": "a"}, [], "1 image tags for 0 images"),
         ({"question": "<image> <image>", "answer": "a"}, ["x"], "2 image tags for 1 images"),
         ({"question": "<image>", "answer": "a"}, ["x", "y"], "1 image tags for 2 images"),
         ({"messages": [{"role": "user", "content": "no tag"}]}, ["x"], "0 image tags for 1 images"),
@@ -104,6 +121,13 @@ def test_tags_and_images_must_be_equally_many(fields: dict[str, Any], images: li
     [
         ({}, "neither messages nor a question"),
         ({"question": "q"}, "has no field answer"),
+        ({"query": "q", "response": None}, "has no field response"),
+        ({"instruction": "q", "answer": "a"}, "has no field output"),
+        ({"instruction": "q", "input": 3, "output": "a"}, "field input is a number"),
+        ({"query": "q", "response": "a", "history": [["q"]]}, r"field history has .*wanted \[question, answer\]"),
+        ({"query": "q", "response": "a", "history": [["q", None]]}, "has no field history"),
+        ({"query": "q", "response": "a", "history": {"q": "a"}}, "field history is .*wanted a list"),
+        ({"query": "q", "response": "a", "history": "[["}, "is no JSON"),
         ({"question": 3, "answer": "a"}, "field question is a number"),
         ({"question": "\udc00", "answer": "a"}, "half of a surrogate pair"),
         ({"messages": []}, "wanted a list of messages"),
@@ -143,10 +167,36 @@ _json = st.recursive(
     max_leaves=6,
 )
 
-_NAMES = ["messages", "question", "answer", "id", "image", "images", "system", "tools", "videos", "objects", "split"]
+_NAMES = [
+    "messages",
+    "query",
+    "response",
+    "history",
+    "instruction",
+    "output",
+    "question",
+    "answer",
+    "id",
+    "image",
+    "images",
+    "system",
+    "tools",
+    "videos",
+    "objects",
+    "split",
+]
 
 _REASONS = {
-    *("bad_conversation", "image_count_mismatch", "two_conversations", "two_system_messages", "loss_weight"),
+    *(
+        "bad_tools",
+        "bad_pair",
+        "two_values",
+        "bad_conversation",
+        "image_count_mismatch",
+        "two_conversations",
+        "two_system_messages",
+        "loss_weight",
+    ),
     *("has_tools", "has_reasoning", "has_video", "has_audio", "has_boxes", "preference_data", "image_pixel_limits"),
 }
 
@@ -180,6 +230,8 @@ def test_ids_may_be_numbers() -> None:
 
 
 QUESTION: dict[str, Any] = {"question": "q", "answer": "a"}
+TOOL: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+CALL: dict[str, Any] = {"name": "f", "arguments": {"x": 1}}
 
 
 def said(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -196,13 +248,29 @@ def pictured(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "reason", "named"),
     [
-        ({**QUESTION, "tools": [{"name": "f"}]}, "has_tools", "field tools is given"),
-        ({**QUESTION, "functions": "f"}, "has_tools", "field functions"),
-        (said({}, {"tool_calls": [{"id": 1}]}), "has_tools", "message 2: field tool_calls"),
-        (said({}, {"function_call": {"name": "f"}}), "has_tools", "message 2: field function_call"),
-        (said({}, {}, {"role": "tool"}), "has_tools", "message 3: role is 'tool'"),
-        (said({}, {}, {"role": "observation"}), "has_tools", "message 3: role is 'observation'"),
-        (said({}, {"reasoning_content": "because"}), "has_reasoning", "message 2: field reasoning_content"),
+        ({**QUESTION, "tools": [TOOL], "functions": [TOOL]}, "two_values", "has both tools and functions"),
+        ({**QUESTION, "functions": "f"}, "bad_tools", "field functions: is no JSON"),
+        ({**QUESTION, "tools": TOOL}, "bad_tools", "field tools: .*wanted a list"),
+        ({**QUESTION, "tools": [{"type": "function"}]}, "bad_tools", "wanted the JSON schema of a function"),
+        ({**QUESTION, "tools": [{**TOOL, "name": 3}]}, "bad_tools", "wanted the JSON schema"),
+        ({**QUESTION, "tools": [{**TOOL, "parameters": "x"}]}, "bad_tools", "wanted the JSON schema"),
+        ({**QUESTION, "tools": [{**TOOL, "description": b"x"}]}, "bad_tools", "wanted the JSON schema"),
+        ({**QUESTION, "tools": [{**TOOL, "description": "\udc00"}]}, "bad_tools", "wanted the JSON schema"),
+        ({**QUESTION, "tools": '[{"name": "f", "name": "g"}]'}, "repeated_field", "stands there twice"),
+        ({**QUESTION, "tool_calls": [{"name": "f"}]}, "has_tools", "field tool_calls is given"),
+        (said({"tools": [TOOL]}, {}), "has_tools", "message 1: field tools"),
+        (said({"tool_calls": [{"name": "f"}]}, {}), "has_tools", "message 1: field tool_calls"),
+        (said({}, {"tool_call_id": "1"}), "has_tools", "message 2: field tool_call_id"),
+        (said({}, {"tool_calls": [{"id": 1}]}), "bad_tools", "message 2: a call is .*wanted an object with name"),
+        (said({}, {"tool_calls": [{"name": "f"}]}), "bad_tools", "wanted an object with name and arguments"),
+        (said({}, {"function_call": {"name": "f", "arguments": "[1]"}}), "bad_tools", "of f has arguments .*wanted an"),
+        (said({}, {"function_call": {"name": "f", "arguments": "{"}}), "bad_tools", "a call is no JSON"),
+        (said({}, {"tool_calls": [CALL], "function_call": CALL}), "two_values", "message 2 has both tool_calls and"),
+        (said({}, {"role": "tool_call", "content": "look!"}), "bad_tools", "message 2: a call is no JSON"),
+        (said({}, {"role": "tool_call", "content": None}), "bad_tools", "message 2: a call is 'None'"),
+        (said({"reasoning_content": "because"}, {}), "has_reasoning", "message 1: field reasoning_content"),
+        (said({}, {"thinking": "a", "reasoning": "b"}), "two_values", "message 2: .*contradict each other"),
+        ({**QUESTION, "thinking": "because"}, "has_reasoning", "field thinking is given"),
         ({**QUESTION, "videos": ["v.mp4"]}, "has_video", "field videos"),
         ({**QUESTION, "video": "v.mp4"}, "has_video", "field video"),
         ({**QUESTION, "question": "<video>What?"}, "has_video", "field question has the tag <video>"),
@@ -225,13 +293,15 @@ def pictured(**fields: Any) -> dict[str, Any]:
         ({**QUESTION, "objects": {"ref": ["cat"], "bbox": [[1, 2, 3, 4]]}}, "has_boxes", "field objects"),
         (said({"content": "where is <ref-object>?"}, {"content": "<bbox>"}), "has_boxes", "has the tag <ref-object>"),
         (said({}, {"content": "at <bbox>"}), "has_boxes", "message 2 has the tag <bbox>"),
-        (said({}, {}, rejected_response="no"), "preference_data", "field rejected_response"),
-        ({**QUESTION, "rejected": "no"}, "preference_data", "field rejected"),
-        ({**QUESTION, "chosen": [{"role": "user"}]}, "preference_data", "field chosen"),
+        (said({}, {}, rejected_messages=["no"]), "preference_data", "field rejected_messages"),
+        ({**QUESTION, "rejected": "no"}, "bad_pair", "the pair has rejected, no chosen"),
+        ({**QUESTION, "chosen": [{"role": "user"}]}, "bad_pair", "the pair has no rejected beside chosen"),
         (pictured(max_pixels=1), "image_pixel_limits", "message 1: part image: field max_pixels"),
         (pictured(min_pixels=1), "image_pixel_limits", "message 1: part image: field min_pixels"),
         (pictured(resized_height=28, resized_width=28), "image_pixel_limits", "part image: field resized_height"),
         ({**said({}, {}), "question": "q"}, "two_conversations", "has both messages and question"),
+        ({**said({}, {}), "query": "q"}, "two_conversations", "has both messages and query"),
+        ({"query": "q", "instruction": "i"}, "two_conversations", "has both query and instruction"),
         (
             {**said({}, {}), "conversations": [{"from": "gpt"}]},
             "two_conversations",
@@ -268,6 +338,37 @@ def test_fields_that_hold_nothing_are_not_there(empty: Any) -> None:
     document, _ = canonical(said({"content": [part], **message}, message, **row), ["x"], unknown=unknown)
     assert document == canonical(said({"content": [IMAGE]}, {}), ["x"])[0]
     assert not unknown
+
+
+def test_calls_of_every_form_are_one_form() -> None:
+    wrapped = {"type": "function", "function": CALL}
+    written = {**CALL, "arguments": json.dumps(CALL["arguments"])}
+    heard = {"role": "tool", "content": [text("1")], "tool_call_id": "7"}
+    for call in (
+        {"tool_calls": [wrapped], "content": None},
+        {"tool_calls": [CALL], "content": ""},
+        {"tool_calls": json.dumps([written]), "content": []},
+        {"function_call": written, "content": None, "loss": True},
+        {"role": "tool_call", "content": json.dumps(CALL)},
+        {"role": "function_call", "content": json.dumps([written])},
+    ):
+        for role in ("tool", "function", "observation", "tool_response"):
+            row = said({}, call, {"role": role, "content": "1", "tool_call_id": "7"}, {})
+            for tools in ([TOOL], json.dumps([TOOL]), [json.dumps(TOOL)]):
+                found = json.loads(canonical({**row, "tools": tools}, [])[0])
+                assert found[0]["tools"] == [TOOL]
+                assert found[1:3] == [{"role": "assistant", "content": [], "tool_calls": [wrapped]}, heard]
+    several = said({}, {}, {"role": "tool_call", "content": json.dumps(CALL)}, {"role": "tool_call", "content": CALL})
+    calls = json.loads(canonical(several, [])[0])[1]
+    assert calls == {"role": "assistant", "content": [text("assistant")], "tool_calls": [wrapped, wrapped]}
+    kept = {"id": "c1", **wrapped}
+    assert json.loads(canonical(said({}, {"tool_calls": [kept]}), [])[0])[1]["tool_calls"] == [kept]
+    assert json.loads(canonical({**QUESTION, "tools": "[]"}, [])[0]) == json.loads(canonical(QUESTION, [])[0])
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_has_one_name(name: str) -> None:
+    assert json.loads(canonical(said({}, {name: "so"}), [])[0])[1]["reasoning_content"] == "so"
 
 
 def test_a_row_s_system_message_comes_first() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -165,15 +166,17 @@ def test_messages_beside_a_question_are_refused_row_by_row(tmp_path: Path, *, as
 @pytest.mark.parametrize(
     ("name", "column", "reason"),
     [
-        ("tools", pa.array([None, [{"name": "f"}]]), "has_tools"),
-        ("tools", pa.array(["", "[...]"]), "has_tools"),
+        ("tools", pa.array([None, [{"type": "f"}]]), "bad_tools"),
+        ("tools", pa.array([None, [{"name": "f", "at": datetime(2026, 1, 1, tzinfo=UTC)}]]), "bad_tools"),
+        ("tool_calls", pa.array([None, [{"name": "f"}]]), "has_tools"),
+        ("tools", pa.array(["", "[...]"]), "bad_tools"),
         ("videos", pa.array([[], [{"bytes": b"v", "path": None}]]), "has_video"),
         ("video", pa.array([None, b"v"]), "has_video"),
         ("video", pa.array([None, {"bytes": b"v"}]), "has_video"),
         ("videos", pa.array([None, ["v.mp4"]]), "has_video"),
         ("audio", pa.array([None, {"bytes": None, "path": "a.wav"}]), "has_audio"),
         ("objects", pa.array([{"ref": [], "bbox": None}, {"ref": ["x"], "bbox": [[1, 2]]}]), "has_boxes"),
-        ("rejected", pa.array([None, "no"]), "preference_data"),
+        ("rejected_messages", pa.array([None, "no"]), "preference_data"),
     ],
 )
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -184,7 +187,7 @@ def test_a_column_that_would_change_the_meaning_fails_the_rows_that_have_a_value
     manifest = converse("hf", tmp_path / f"d.{kind}", root=tmp_path)
     assert questions(manifest) == ["q0"]
     assert rejected(manifest) == [("d/1", "failed", reason)]
-    assert f"d.{kind}, row 2: field {name} is given" in manifest.rejected["message"][0].as_py()
+    assert f"d.{kind}, row 2: field {name}" in manifest.rejected["message"][0].as_py()
     assert manifest.unused == {}
 
 
@@ -306,3 +309,30 @@ def test_the_column_of_ids_can_be_named(tmp_path: Path) -> None:
     assert manifest.unused == {"sample_id": 2}
     with pytest.raises(ManifestError, match=r"no column key \(source\.columns\.id\)"):
         converse("hf", tmp_path / "d.parquet", root=tmp_path, columns=SourceColumns(id="key"))
+
+
+@pytest.mark.parametrize("form", ["structs", "json"])
+def test_tools_of_a_table_have_no_fields_of_other_rows(tmp_path: Path, form: str) -> None:
+    call = {"name": "f", "arguments": {"x": 1}}
+    tools: list[list[Any]] = [
+        [{"name": "f", "parameters": {"x": {"type": "int"}}}],
+        [{"name": "g", "parameters": {"y": {"min": 1}}}],
+    ]
+    talks = [
+        [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "tool_calls": [{**call, "name": each[0]["name"], "arguments": {name: 1}}]},
+            {"role": "tool", "content": "1"},
+        ]
+        for each, name in zip(tools, "xy", strict=True)
+    ]
+    columns: dict[str, Any] = {"tools": tools, "messages": talks}
+    if form == "json":
+        columns = {name: [json.dumps(each) for each in values] for name, values in columns.items()}
+    images = pa.array([[], []], pa.list_(pa.binary()))
+    pq.write_table(pa.table({"image": images, **columns}), tmp_path / "d.parquet")
+    found = [
+        json.loads(text) for text in converse("hf", tmp_path / "d.parquet", root=tmp_path).rows["text"].to_pylist()
+    ]
+    assert [each[0]["tools"] for each in found] == tools
+    assert [each[1]["tool_calls"][0]["function"]["arguments"] for each in found] == [{"x": 1}, {"y": 1}]

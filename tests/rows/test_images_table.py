@@ -22,6 +22,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.train.select import make_loader, select
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, photo
+from tests.rows.pictures import converse, write_picture
 
 COLUMNS = {"image": "photo", "question": "asked", "answer": "said", "id": "name"}
 KEPT = ["grade", "place"]
@@ -230,3 +231,26 @@ def test_json_lines_and_tars_keep_fields(tmp_path: Path) -> None:
     assert cache.metadata["unused_fields"] == {"grade": 1}
     with pytest.raises(ConfigError, match=r"has a field plac with a value .*; did you mean place\?|no row"):
         built(config_of(tmp_path / "t.tar", tmp_path / "none", kind="webdataset", keep_columns=["plac"]))
+
+
+@pytest.mark.parametrize("end", [".jsonl", ".csv", ".parquet", ".arrow"])
+def test_rows_of_alpaca_and_ms_swift_are_conversations_of_any_table(tmp_path: Path, end: str) -> None:
+    write_picture(tmp_path / "0.png", 0)
+    history = [["h", "g"], ["e", "f"]]
+    said = history if end != ".csv" else json.dumps(history)
+    alpaca = {"image": "0.png", "instruction": "i", "input": "n", "output": "a", "history": said, "system": "s", "x": 1}
+    swift = {"image": "0.png", "query": "i\nn", "response": "a", "history": said, "system": "s", "x": 1}
+    found = []
+    text = {"image": "0.png", "text": "<image>i"}
+    manifest = converse("table", write(tmp_path / f"text{end}", [text]), root=tmp_path)
+    assert [message["role"] for message in json.loads(manifest.rows["text"][0].as_py())] == ["user"]
+    pair = {"image": "0.png", "prompt": "q", "chosen": "a", "rejected": "b"}
+    manifest = converse("table", write(tmp_path / f"pair{end}", [pair]), root=tmp_path)
+    assert "rejected" in json.loads(manifest.rows["text"][0].as_py())[1]
+    for number, row in enumerate((alpaca, swift)):
+        manifest = converse("table", write(tmp_path / f"{number}{end}", [row]), root=tmp_path)
+        found.append(json.loads(manifest.rows["text"][0].as_py()))
+        assert manifest.unused == {"x": 1}
+    assert found[0] == found[1]
+    texts = [part.get("text") for message in found[0] for part in message["content"]]
+    assert texts == ["s", None, "h", "g", "e", "f", "i\nn", "a"]

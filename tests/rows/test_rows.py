@@ -166,16 +166,16 @@ def test_a_field_twice_beside_a_clip_fails_that_clip(tmp_path: Path) -> None:
 def test_conversations_in_lines_and_tars(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(picture(1))
     rows: list[Any] = [asked("x.png", id=str(n), split="a", model="m" if n else None) for n in range(3)]
-    bad: list[Any] = [asked("x.png", id="tools", tools=["f"]), b'{"question": "a", "question": "b", "answer": "c"}']
+    bad: list[Any] = [asked("x.png", id="film", video="f.mp4"), b'{"question": "a", "question": "b", "answer": "c"}']
     manifest = converse("jsonl", write_lines(tmp_path / "m.jsonl", [*rows, *bad]), root=tmp_path)
     assert manifest.unused == {"split": 3, "model": 2}
-    assert rejected(manifest) == [("tools", "failed", "has_tools"), ("m/4", "failed", "repeated_field")]
+    assert rejected(manifest) == [("film", "failed", "has_video"), ("m/4", "failed", "repeated_field")]
     messages = manifest.rejected["message"].to_pylist()
-    assert messages[0].startswith("m.jsonl, line 4: field tools is given, and tools and their calls cannot be stored")
+    assert messages[0].startswith("m.jsonl, line 4: field video is given, and videos cannot be stored")
     assert messages[1].startswith('m.jsonl, line 5: field "question" stands there twice')
     documents = [json.dumps(row).encode() if isinstance(row, dict) else row for row in (*rows, *bad)]
     members = [(f"{n}{e}", d) for n, doc in enumerate(documents) for e, d in ((".json", doc), (".png", picture(n)))]
     manifest = converse("webdataset", write_tar(tmp_path / "a.tar", members), root=tmp_path)
     assert manifest.unused == {"split": 3, "model": 2}
-    assert rejected(manifest) == [("3", "failed", "has_tools"), ("4", "failed", "repeated_field")]
-    assert manifest.rejected["message"][0].as_py().startswith("a.tar: member 3.json: field tools is given")
+    assert rejected(manifest) == [("3", "failed", "has_video"), ("4", "failed", "repeated_field")]
+    assert manifest.rejected["message"][0].as_py().startswith("a.tar: member 3.json: field video is given")

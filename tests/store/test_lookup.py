@@ -526,15 +526,16 @@ def test_every_setting_of_a_processor_changes_the_key(tmp_path: Path, field: str
     assert [difference["field"] for difference in differences(other.document, base.document)] == [f"vision.{field}"]
 
 
-def test_where_what_is_learnt_ends_changes_the_key_of_conversations(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "value"), [("learn_through", "newline"), ("train_on", "last")])
+def test_what_is_learnt_changes_the_key_of_conversations(tmp_path: Path, name: str, value: str) -> None:
     chat = {"tokenizer": str(DEMO_VISION), "prompt": "chat"}
     base = recipe_of(config_of(tmp_path, vision=VISION, text=chat))
     assert recipe_of(config_of(tmp_path, vision=VISION)).key == base.key
-    other = recipe_of(config_of(tmp_path, vision=VISION, text={**chat, "learn_through": "newline"}))
-    assert [difference["field"] for difference in differences(other.document, base.document)] == ["text.learn_through"]
-    refused = 'text.learn_through: unknown field of prompt = "plain"; it is only for prompt = "chat"'
+    other = recipe_of(config_of(tmp_path, vision=VISION, text={**chat, name: value}))
+    assert [difference["field"] for difference in differences(other.document, base.document)] == [f"text.{name}"]
+    refused = f'text.{name}: unknown field of prompt = "plain"; it is only for prompt = "chat"'
     with pytest.raises(ConfigError, match=refused):
-        recipe_of(config_of(tmp_path, text={**TEXT, "learn_through": "newline"}))
+        recipe_of(config_of(tmp_path, text={**TEXT, name: value}))
 
 
 def test_files_of_processor_and_tokenizer_change_the_key_of_images(tmp_path: Path) -> None:
@@ -591,7 +592,11 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("source", "languages_from_folders")}
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
     tried |= {("columns", "label")}  # tests/rows/test_images_labels.py
-    tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
+    tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {
+        ("text", "learn_through"),
+        ("text", "train_on"),
+        ("text", "pairs"),  # tests/train/test_pairs.py
+    }
     tried |= {("vision", field) for field, _ in PROCESSED_CHANGES}
     tried |= {("text", "languages"), ("text", "min_confidence")}
     tried |= {("audio", name) for name in tables.settings_of("audio", "mel")}  # tests/steps/audio/test_mel.py

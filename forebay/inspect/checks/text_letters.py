@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -169,8 +169,15 @@ def loops(words: list[str]) -> int:
 
 def conversation_facts(text: str) -> tuple[int, int]:
     """Returns how often the assistant says the same words in a row, and a hash of who says what."""
-    said = [each["role"] + " " + "".join(p.get("text", "\0") for p in each["content"]) for each in json.loads(text)]
+    said = [_told(each) for each in json.loads(text)]
     return max((loops(answer.split()) for answer in answers(text)), default=1), folded_hash("\n".join(said).split())
+
+
+def _told(message: Mapping[str, Any]) -> str:
+    """The role and words of a message, with its tools, calls, reasoning and rejected answer: rows differ in these."""
+    words = "".join(part.get("text", "\0") for part in message["content"])
+    rest = [value for name, value in message.items() if name not in ("role", "content", "loss")]
+    return f"{message['role']} {words} {json.dumps(rest) if rest else ''}"
 
 
 def answers(conversation: str) -> Iterator[str]:

@@ -16,65 +16,49 @@ from typing import Any, ClassVar, TypeVar
 from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import LISTS, NOUNS, Meaning, MeantRow, MediaPlace, Record, file_place
+from forebay.rows.meanings.chat_fields import (
+    ANSWERS,
+    ASKED,
+    AUDIO,
+    BESIDE,
+    BOXES,
+    CALL,
+    IMAGE,
+    LEARNT,
+    LEARNT_OF_ROW,
+    MESSAGE,
+    MESSAGES,
+    NAMED_BY,
+    OF_ROLE,
+    REFUSED_OF_MESSAGE,
+    REFUSED_OF_PART,
+    REFUSED_OF_ROW,
+    ROLES,
+    TEXT_PART,
+    TOOLS_OF_ROW,
+    VIDEO,
+    WITH_MESSAGES,
+    is_given,
+    list_in,
+    refusal,
+    unknown_fields,
+)
+from forebay.rows.meanings.chat_pairs import joined_pair, two_rows
+from forebay.rows.meanings.chat_tools import add_message, beside_of, calls_in, tools_of
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
 from forebay.rows.segments import Bounds, stretch_fields, stretch_of
 from forebay.store.layout import Group
 
 Item = TypeVar("Item")
-_ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
-MESSAGES = ("messages", "conversations")
-IMAGES = (LISTS["image"], "image")
-NAMED_BY: Mapping[Group, tuple[str, ...]] = {group: (column, group) for group, column in LISTS.items()}
-"""The fields of a row that name its items, by group."""
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
-IMAGE = "has_images"
-BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
-PARTLY_LEARNT = "loss_weight"
-_WHAT = {
-    TOOLS: "tools and their calls",
-    REASONING: "reasoning apart from the answer",
-    VIDEO: "videos",
-    AUDIO: "audio in a conversation over images",
-    IMAGE: "images in a conversation over sound",
-    BOXES: "boxes of objects",
-    PREFERENCES: "answers to prefer or to reject",
-    PARTLY_LEARNT: "which part of a message is learnt",
-    PIXEL_LIMITS: "a size of one image, other than that of the processor",
-}
-IDS = frozenset({"sample_id", "id"})
-LEARNT_OF_ROW = ("loss_scale", "train", "mask")
-"""Fields of a row that speak of all its messages. `loss` and `weight` of a row are figures about it."""
-_COMMON = IDS | {"system", *LEARNT_OF_ROW}
-WITH_MESSAGES = _COMMON | {"messages", "conversations"}
-WITH_QUESTION = _COMMON | {"question", "answer"}
-LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
-"""Fields that say of a message whether it is learnt, by what they say then."""
-MESSAGE = frozenset({"role", "from", "content", "value", *LEARNT})
-TEXT_PART = frozenset({"type", "text"})
-REFUSED_OF_ROW: Mapping[str, str] = {
-    **dict.fromkeys(("tools", "functions", "tool_calls", "function_call"), TOOLS),
-    **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), REASONING),
-    **dict.fromkeys(("videos", "video"), VIDEO),
-    "objects": BOXES,
-    **dict.fromkeys(("rejected_response", "rejected", "chosen", "rejected_messages", "rejected_images"), PREFERENCES),
-}
-REFUSED_OF_MESSAGE: Mapping[str, str] = {
-    **REFUSED_OF_ROW,
-    "tool_call_id": TOOLS,
-    **dict.fromkeys(("train_detail", "training_detail"), PARTLY_LEARNT),
-}
-REFUSED_OF_PART: Mapping[str, str] = {
-    **REFUSED_OF_ROW,
-    **dict.fromkeys(("max_pixels", "min_pixels", "resized_height", "resized_width"), PIXEL_LIMITS),
-}
-REFUSED_ROLES: Mapping[str, str] = dict.fromkeys(
-    ("tool", "function", "tool_call", "tool_response", "function_call", "observation"), TOOLS
-)
 _SEGMENT = "segment"
 """The key of a part under which its stretch stands until items are gathered."""
 _REFUSED_TAGS = {"video": VIDEO, "bbox": BOXES, "ref-object": BOXES}
-_CLIP_NAMES = ("path", "url", "audio_url")
+_PART_NAMES: Mapping[Group, tuple[str, ...]] = {
+    "audio": ("audio", "path", "url", "audio_url"),
+    "image": ("image", "path", "url"),
+}
+"""The fields of a part that may name its item."""
 _OF_GROUP: Mapping[Group, str] = {"audio": AUDIO, "image": IMAGE}
 """The reason of a conversation with items of a group that the config has not."""
 
@@ -102,10 +86,6 @@ class _Forms:
     def named_by(self) -> frozenset[str]:
         """The fields of a row that name items."""
         return frozenset(name for group in self.groups for name in NAMED_BY[group])
-
-    def item_part(self, group: Group) -> tuple[str, ...]:
-        """Returns the fields of a part that may name its item."""
-        return (group, *(_CLIP_NAMES if group == "audio" else ()))
 
     @property
     def known(self) -> str:
@@ -138,7 +118,7 @@ class ListsItems(Meaning):
 class Conversations(ListsItems):
     """A conversation as `canonical` takes it, and any number of images and clips."""
 
-    beside: ClassVar[tuple[str, ...]] = ("system", *LEARNT_OF_ROW)
+    beside: ClassVar[tuple[str, ...]] = BESIDE
     refuses: ClassVar[frozenset[str]] = frozenset({"system", *REFUSED_OF_ROW, *NAMED_BY["audio"]})
     lists_any: ClassVar[bool] = True
     bad: ClassVar[str | None] = "bad_conversation"
@@ -148,7 +128,8 @@ class Conversations(ListsItems):
         return MeantRow(text=text, items=used)
 
     def lacking(self, found: Collection[str], columns: SourceColumns) -> str | None:
-        if "messages" in found or {"question", "answer"} <= {*found}:
+        pairs = [*ANSWERS.items(), ("question", "chosen"), ("prompt", "chosen"), ("chosen", "rejected")]
+        if {"messages", "text"} & {*found} or any({*pair} <= {*found} for pair in pairs):
             return None
         return f"{columns.messages}, nor {columns.question} and {columns.answer}"
 
@@ -178,6 +159,9 @@ _ARTICLES: Mapping[Group, str] = {"audio": "a clip", "image": "an image"}
 def decoded_fields(record: Record) -> dict[str, Any]:
     """Returns the fields of a record, nested JSON decoded. Raises TextError where it is none."""
     fields = record.fields
+    if record.nested:  # of a table, whose types fill up what other rows have
+        structs = [name for name in ("messages", *TOOLS_OF_ROW) if isinstance(fields.get(name), list)]
+        fields = {**fields, **{name: _without_nulls(fields[name]) for name in structs}}
     for name in record.nested:
         text = fields.get(name)
         is_name = any(name in names for names in NAMED_BY.values())
@@ -189,14 +173,21 @@ def decoded_fields(record: Record) -> dict[str, Any]:
     return fields
 
 
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+
+
 def canonical(
     fields: Mapping[str, Any], items: Mapping[Group, Sequence[Item]], *, unknown: set[str] | None = None
 ) -> tuple[str, dict[Group, list[Item | str]]]:
     """Returns a conversation as canonical JSON, and by group its items in the order of their parts.
 
-    fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question`
-    and `answer`; `system`, a message to put first. A content is a string, in which `<image>` and `<audio>` (with a
-    newline before and after it) or `<img>name</img>` stand for an item, or parts `{"type": "text", "text"}`,
+    fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or those of
+    `ANSWERS`, with `input` and a `history` of [question, answer], or a `text` without an answer; `system`,
+    a message to put first. A content is a string, in which `<image>` and `<audio>` (with a newline before and after it)
+    or `<img>name</img>` stand for an item, or parts `{"type": "text", "text"}`,
     `{"type": "image"}` and `{"type": "image", "image": name}`, and so of `audio`, whose name may stand under `path` or
     `url` too, and which may be a stretch, see `stretch_of`. `LEARNT` of an assistant's message say whether it is
     learnt, `LEARNT_OF_ROW` of a row whether any is.
@@ -204,8 +195,9 @@ def canonical(
     a named part gives its name. A question without a tag has them before it. unknown: the names of all other fields
     that have a value are added to it, as `name`, `messages.name`, `messages.content.name`.
 
-    The canonical form is a list of `{"role": "system"|"user"|"assistant", "content": [parts]}`, parts without names,
-    and `"loss": false` in messages of the assistant that are not learnt.
+    The canonical form is a list of `{"role": "system"|"user"|"assistant"|"tool", "content": [parts]}`, parts without
+    names, and `"loss": false` in messages of the assistant that are not learnt. The first message has the `tools` of
+    the row; see `beside_of` for what else a message may have, and `joined_pair` for two answers.
     Raises TextError `image_count_mismatch` or `audio_count_mismatch` where there are more or fewer tags than items,
     `bad_conversation` for what is none of these forms, a reason of `conversation_fields` for what would lose its
     meaning, and `two_conversations`, `two_system_messages`, `two_values` or `loss_weight` for what contradicts itself
@@ -213,7 +205,11 @@ def canonical(
     """
     unknown, forms = set() if unknown is None else unknown, _Forms.of(items)
     try:
-        conversation = _conversation(fields, forms, {group: len(each) for group, each in items.items()}, unknown)
+        made = functools.partial(
+            _conversation, forms=forms, counts={group: len(each) for group, each in items.items()}, unknown=unknown
+        )
+        two = two_rows(fields)
+        conversation = made(fields) if two is None else joined_pair(*map(made, two))
     except JsonError as err:
         raise text_error(err) from err
     used = {group: _used(conversation, group, items[group]) for group in forms.groups}
@@ -267,7 +263,7 @@ def _listed(value: Any, name: str, group: Group) -> str | MediaPlace:
     if group != "audio" or not isinstance(value, dict):
         return string_of({name: value}, (name,), required=True) or ""
     segment = stretch_of(value, f"field {name}")
-    named: str | MediaPlace = _cut(string_of(value, (group, *_CLIP_NAMES), required=True), segment)
+    named: str | MediaPlace = _cut(string_of(value, _PART_NAMES[group], required=True), segment)
     return named
 
 
@@ -279,34 +275,51 @@ def text_error(err: JsonError) -> TextError:
 def _conversation(
     fields: Mapping[str, Any], forms: _Forms, counts: Mapping[Group, int], unknown: set[str]
 ) -> list[dict[str, Any]]:
-    given = [name for name in (*MESSAGES, "question") if fields.get(name) is not None]
+    given = [name for name in (*MESSAGES, *ANSWERS) if fields.get(name) is not None]
     held = [name for name in given if is_given(fields[name])]
     if len(held) > 1:
         raise JsonError(f"has both {held[0]} and {held[1]}, wanted one conversation", reason="two_conversations")
     with_messages = bool(given) and given[0] in MESSAGES
-    taken = (WITH_MESSAGES if with_messages else WITH_QUESTION) | forms.named_by
+    taken = (WITH_MESSAGES if with_messages else ASKED[given[0] if given else "text"]) | forms.named_by
     unknown.update(unknown_fields(fields, taken, {**REFUSED_OF_ROW, **forms.refused}))
     unknown.update(
         NAMED_BY[group][1] for group in forms.groups if all(is_given(fields.get(name)) for name in NAMED_BY[group])
     )
-    if not given:
+    if not given and not is_given(fields.get("text")):
         raise JsonError("has neither messages nor a question; give messages, or question and answer")
     if with_messages:
-        conversation = list(_messages(fields[given[0]], given[0], forms, unknown))
+        conversation = _messages(fields[given[0]], given[0], forms, unknown)
     else:
-        conversation = list(_asked(fields, forms, counts))
+        conversation = _asked(fields, given[0] if given else "text", forms, counts)
     if not _is_learnt({name: fields.get(name) for name in LEARNT_OF_ROW}, "assistant", "the row"):
         conversation = [{**each, "loss": False} if each["role"] == "assistant" else each for each in conversation]
-    return [*_system(fields, conversation, forms, unknown), *conversation]
+    conversation = [*_system(fields, conversation, forms, unknown), *conversation]
+    return [{**conversation[0], "tools": tools}, *conversation[1:]] if (tools := tools_of(fields)) else conversation
 
 
-def _asked(fields: Mapping[str, Any], forms: _Forms, counts: Mapping[Group, int]) -> Iterator[dict[str, Any]]:
-    question = list(_split(string_of(fields, ("question",), required=True) or "", "field question", forms))
+def _asked(fields: Mapping[str, Any], name: str, forms: _Forms, counts: Mapping[Group, int]) -> list[dict[str, Any]]:
+    """The turns of a question, after those of its `history`, or one of a text; items without a tag come first."""
+    asked, more = string_of(fields, (name,)) or "", string_of(fields, ("input",)) if name == "instruction" else None
+    answer = [] if name == "text" else [string_of(fields, (ANSWERS[name],), required=True) or ""]
+    history = _history(fields) if "history" in ASKED[name] else ()
+    pairs = [*history, ["\n".join(filter(None, (asked, more))), *answer]]
+    questions = [list(_split(question, f"field {name}", forms)) for question, *_ in pairs]
     for group in reversed(forms.groups):
-        if not any(part["type"] == group for part in question):
-            question = [*({"type": group} for _ in range(counts[group])), *question]
-    yield {"role": "user", "content": question}
-    yield {"role": "assistant", "content": list(_text(string_of(fields, ("answer",), required=True) or ""))}
+        if not any(part["type"] == group for question in questions for part in question):
+            questions[0][:0] = [{"type": group} for _ in range(counts[group])]
+    turns = [
+        [("user", question), *(("assistant", list(_text(answer))) for answer in answers)]
+        for question, (_, *answers) in zip(questions, pairs, strict=True)
+    ]
+    return [{"role": role, "content": said} for turn in turns for role, said in turn]
+
+
+def _history(fields: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The earlier questions of a row with their answers."""
+    for pair in list_in(fields, "history") if is_given(fields.get("history")) else ():
+        if not isinstance(pair, list) or len(pair) != len(("question", "answer")):
+            raise JsonError(f"field history has {str(pair)[:60]!r}, wanted [question, answer]")
+        yield [string_of({"history": text}, ("history",), required=True) or "" for text in pair]
 
 
 def _system(
@@ -322,30 +335,35 @@ def _system(
     yield {"role": "system", "content": list(_parts(fields["system"], "field system", forms, unknown))}
 
 
-def _messages(messages: Any, name: str, forms: _Forms, unknown: set[str]) -> Iterator[dict[str, Any]]:
+def _messages(messages: Any, name: str, forms: _Forms, unknown: set[str]) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise JsonError(f"field {name} is {str(messages)[:60]!r}, wanted a list of messages")
+    made: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
         where = f"message {number}"
         if not isinstance(message, dict):
             raise JsonError(f"{where} is {str(message)[:60]!r}, wanted an object")
-        found = unknown_fields(message, MESSAGE, {**REFUSED_OF_MESSAGE, **forms.refused}, where=f"{where}: ")
-        if found:
-            unknown.update(f"{name}.{field}" for field in found)
         role = _role(message, where)
+        taken = OF_ROLE.get(role, MESSAGE)
+        found = unknown_fields(message, taken, {**REFUSED_OF_MESSAGE, **forms.refused}, where=f"{where}: ")
+        unknown.update(f"{name}.{field}" for field in found)
         content = _one_of(message, ("content", "value"), where)
-        made = {"role": role, "content": list(_parts(content, where, forms, unknown, name=name))}
-        yield made if _is_learnt(message, role, where) else {**made, "loss": False}
+        if role == CALL:
+            role, content, beside = "assistant", [], {"tool_calls": calls_in(content, where)}
+        else:
+            beside = beside_of(message, role, where)
+        parts = [] if content is None and "tool_calls" in beside else _parts(content, where, forms, unknown, name=name)
+        learnt = {} if _is_learnt(message, role, where) else {"loss": False}
+        add_message(made, {"role": role, "content": list(parts), **learnt, **beside})
+    return made
 
 
 def _role(message: Mapping[str, Any], where: str) -> str:
     given = {name: message[name] for name in ("role", "from") if message.get(name) is not None}
     for role in given.values() or (None,):
-        if isinstance(role, str) and role in REFUSED_ROLES:
-            raise refusal(REFUSED_ROLES[role], f"{where}: role is {role!r}")
-        if not isinstance(role, str) or role not in _ROLES:
-            raise JsonError(f"{where}: role is {str(role)[:60]!r}, wanted one of {', '.join(_ROLES)}")
-    return str(_one_of({name: _ROLES[role] for name, role in given.items()}, ("role", "from"), where))
+        if not isinstance(role, str) or role not in ROLES:
+            raise JsonError(f"{where}: role is {str(role)[:60]!r}, wanted one of {', '.join(ROLES)}")
+    return str(_one_of({name: ROLES[role] for name, role in given.items()}, ("role", "from"), where))
 
 
 def _one_of(message: Mapping[str, Any], names: tuple[str, str], where: str) -> Any:
@@ -384,13 +402,13 @@ def _parts(
         yield from _split(text or "", where, forms)
         return
     refused = {**REFUSED_OF_PART, **forms.refused}
-    for part in content:
+    for part in map(_of_openai, content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
             found = unknown_fields(part, TEXT_PART, refused, where=f"{where}: part text: ")
             yield from _text(string_of(part, ("text",), required=True) or "")
         elif kind in forms.groups:
-            names, segment = forms.item_part(kind), None
+            names, segment = _PART_NAMES[kind], None
             others = {name: reason for name, reason in refused.items() if name not in names}
             taken = frozenset({"type", *names})
             if kind == "audio":
@@ -409,6 +427,16 @@ def _parts(
             raise JsonError(f"{where}: part {str(part)[:60]!r}, wanted one of type {forms.known}")
         if found:
             unknown.update(f"{name}.content.{field}" for field in found)
+
+
+def _of_openai(part: Any) -> Any:
+    """Returns a part of type `image_url`, as OpenAI writes it, as one of type `image`; any other as it is."""
+    match part:
+        case {"type": "image_url", "image_url": {"url": str(url), **rest}}:
+            return {**part, **rest, "type": "image", "image_url": None, "image": url}
+        case {"type": "image_url", "image_url": str(url)}:
+            return {**part, "type": "image", "image_url": None, "image": url}
+    return part
 
 
 def _split(text: str, where: str, forms: _Forms) -> Iterator[dict[str, Any]]:
@@ -430,34 +458,3 @@ def _split(text: str, where: str, forms: _Forms) -> Iterator[dict[str, Any]]:
 def _text(text: str) -> Iterator[dict[str, Any]]:
     if text:
         yield {"type": "text", "text": text}
-
-
-def unknown_fields(
-    fields: Mapping[str, Any], taken: frozenset[str], refused: Mapping[str, str], *, where: str = ""
-) -> list[str]:
-    """Returns the names of the fields that have a value and are not taken.
-
-    taken: what is. refused: reasons by field. where: in front of a field's name in a message. Raises JsonError with the
-    reason of the first refused field that is given; one that is null or holds nothing is not.
-    """
-    if fields.keys() <= taken:
-        return []
-    unknown = fields.keys() - taken
-    for name in sorted(unknown & refused.keys()):
-        if is_given(fields[name]):
-            raise refusal(refused[name], f"{where}field {name} is given")
-    return [name for name in unknown if name not in refused and fields[name] is not None]
-
-
-def refusal(reason: str, found: str) -> JsonError:
-    """Returns the error for a part of a conversation that cannot be stored. found: where it stands, with its field."""
-    return JsonError(f"{found}, and {_WHAT[reason]} cannot be stored; remove the row or the field", reason=reason)
-
-
-def is_given(value: Any) -> bool:
-    """Says whether a field holds anything: arrow writes the fields of other rows as null, and lists of nothing."""
-    if isinstance(value, list):
-        return any(map(is_given, value))
-    if isinstance(value, dict):
-        return any(map(is_given, value.values()))
-    return value is not None and value != ""

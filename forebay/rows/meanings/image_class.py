@@ -22,7 +22,8 @@ from forebay.config.data import PICTURES, SourceColumns, SourceConfig
 from forebay.config.remote import is_url
 from forebay.errors import ManifestError, TextError
 from forebay.rows.manifest import MeantRow, Record
-from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsItems, with_items
+from forebay.rows.meanings.canonical_chat import ListsItems, with_items
+from forebay.rows.meanings.chat_fields import IDS, IMAGES
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, is_storable, parse_nested
 from forebay.steps.text.label import LABELS_KEY, Labels

@@ -15,7 +15,8 @@ from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import WHOLE_FILE, InlineName, Meaning, MediaPlace, Record
-from forebay.rows.meanings.canonical_chat import LEARNT_OF_ROW, MESSAGES, text_error
+from forebay.rows.meanings.canonical_chat import text_error
+from forebay.rows.meanings.chat_fields import LEARNT_OF_ROW, MESSAGES
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
 from forebay.rows.reader import IDS, FilePiece, RowReader, Sink, one_a_file
 from forebay.rows.readers import json_lines
@@ -97,11 +98,13 @@ def read_lines(
     recording is as `Recorded` takes it. Raises ManifestError, with the line, for what is no JSON object; a line
     that has a field twice fails. renamed: gives the fields of a line the names that rows have.
     """
-    hears = "audio" in piece.meaning.facts.groups and "audio" in piece.meaning.facts.lists
+    facts = piece.meaning.facts
+    schemes = tuple(f"data:{group}/" for group in facts.groups if group in facts.lists)
+    marks = [*(scheme.encode() for scheme in schemes), *([b"input_audio"] if "data:audio/" in schemes else [])]
 
     def given(place: LineWhere, line: bytes, fields: dict[str, Any]) -> dict[str, Any]:
-        is_inside = hears and (b"data:audio/" in line or b"input_audio" in line)
-        return renamed(_with_places(fields, line, place) if is_inside else fields)
+        is_inside = any(mark in line for mark in marks)
+        return renamed(_with_places(fields, line, place, schemes) if is_inside else fields)
 
     made = functools.partial(_line_record, Path(piece.path), given)
     for place, line in piece_lines(piece):
@@ -122,16 +125,16 @@ def _line_record(
         raise text_error(err) from err
 
 
-def _with_places(value: Any, line: bytes, place: LineWhere) -> Any:
-    """Returns fields of a line with names in the place of sound that stands in it, as `data:` URIs or `input_audio`."""
+def _with_places(value: Any, line: bytes, place: LineWhere, schemes: tuple[str, ...]) -> Any:
+    """Returns fields of a line with names in the place of items that stand in it, as `data:` URIs or `input_audio`."""
     match value:
-        case {"type": "input_audio", "input_audio": {"data": str(data)}}:
+        case {"type": "input_audio", "input_audio": {"data": str(data)}} if "data:audio/" in schemes:
             return {"type": "audio", "audio": _place_in(line, data, place) or data}
         case dict():
-            return {name: _with_places(each, line, place) for name, each in value.items()}
+            return {name: _with_places(each, line, place, schemes) for name, each in value.items()}
         case list():
-            return [_with_places(each, line, place) for each in value]
-        case str() if value.startswith("data:audio/"):
+            return [_with_places(each, line, place, schemes) for each in value]
+        case str() if value.startswith(schemes):
             return _place_in(line, value.partition(";base64,")[2], place) or value
     return value
 
@@ -199,7 +202,8 @@ def _read_csv(piece: FilePiece, rows: Sink) -> None:
     wanted = frozenset((*own, *(IDS if columns.id is None else ()), *beside, *source.keep_columns))
     table = read_csv(Path(piece.path), WantedColumns(wanted, columns.image))
     names: list[str] = table.schema.names
-    named = {name: name for name in beside if name in names} | _named_columns(piece, names)
+    named = _named_columns(piece, names)
+    named = {name: name for name in beside if name in {*names} - {*named.values()}} | named
     require_columns(source.keep_columns, names, where=piece.path)
     found = {name: table.values[column].to_pylist() for name, column in named.items()}
     kept = {name: table.part(name).to_pylist() for name in source.keep_columns}
@@ -239,7 +243,7 @@ def _named_columns(piece: FilePiece, names: Sequence[str], *, messages: str = ME
         found |= {name: name for name in IDS if name in names}
     if "messages" in given and "messages" not in found and columns.messages == MESSAGES[0] and messages in names:
         found["messages"] = messages
-    if (lacking := meaning.lacking(found, columns)) is not None:
+    if (lacking := meaning.lacking({*found, *{*meaning.beside} & {*names}}, columns)) is not None:
         raise _no_column(piece, lacking, names)
     return found
 

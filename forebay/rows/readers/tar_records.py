@@ -9,7 +9,8 @@ from typing import Any
 
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import NOUNS, MediaPlace, Record, storable
-from forebay.rows.meanings.canonical_chat import IMAGES, item_names, text_error
+from forebay.rows.meanings.canonical_chat import item_names, text_error
+from forebay.rows.meanings.chat_fields import IMAGES
 from forebay.rows.meanings.image_class import Untyped
 from forebay.rows.media_reader import opened
 from forebay.rows.reader import (

@@ -227,6 +227,14 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def tools_apart(messages: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns messages without the `tools` that the first one may have, and these as an argument of a template."""
+    first, *others = messages
+    return [{name: first[name] for name in first if name != "tools"}, *others], {
+        name: first[name] for name in ("tools",) if name in first
+    }
+
+
 def render_chat(owner: Any, messages: Sequence[Any], *, add_generation_prompt: bool = False) -> str:
     """Returns a conversation as the chat template of a tokenizer or processor writes it.
 
@@ -234,8 +242,9 @@ def render_chat(owner: Any, messages: Sequence[Any], *, add_generation_prompt: b
     """
     from jinja2 import TemplateError  # comes with transformers
 
+    talk, tools = tools_apart(messages)
     try:
-        made = owner.apply_chat_template([messages], tokenize=False, add_generation_prompt=add_generation_prompt)
+        made = owner.apply_chat_template([talk], tokenize=False, add_generation_prompt=add_generation_prompt, **tools)
     except (TypeError, TemplateError) as err:  # TypeError: a template for texts alone adds strings to the list of parts
         raise ValueError(str(err)) from err
     return str(made[0])

@@ -28,7 +28,7 @@ from forebay.store.source import Sample, SampleSource, SourceUnion
 from forebay.train.augment.augmentation import Augmentation
 from forebay.train.augment.draws import Drawing
 from forebay.train.collate.device_features import DeviceFeatures
-from forebay.train.collate.forms import as_tokens, count_tokens, items_of, text_of
+from forebay.train.collate.forms import DeclaredText, as_tokens, count_tokens, items_of, text_of
 from forebay.train.collate.patches import DeviceExpansion, Filler, weight_of
 from forebay.train.collate.patches import as_codes as coded
 from forebay.train.collate.ragged import Crossing, can_cross
@@ -191,6 +191,8 @@ class Collator:
         self.dtype, self.padding_side = dtype, padding_side
         self._items = as_tokens(items_of(stored), tokens or {}, name=stored.name)
         self._text = text_of(stored)
+        if isinstance(self._text, DeclaredText) and self._text.has_pairs and augmentation is not None:
+            raise ConfigError(f"{stored.name} has pairs, whose images would be changed apart; leave [[augment]] out")
         if not self._items and self._text is None:
             raise ConfigError(
                 f"{stored.name}: its samples have columns alone, and a batch holds none; add audio.features, [text] or "
@@ -219,6 +221,8 @@ class Collator:
         """
         if not samples:
             raise ValueError("a batch needs at least one sample")
+        if isinstance(self._text, DeclaredText):
+            samples = self._text.doubled(samples)
         if self._augmentation is not None and drawing is not None:
             samples = self._augmentation.changed(samples, drawing.ids, drawing.draws)
         batch: Batch = {}

@@ -14,7 +14,7 @@ from forebay.errors import ConfigError
 from forebay.steps.audio.declared import form_of
 from forebay.steps.batch import IGNORED, collate, collate_fields, count
 from forebay.steps.form import BatchForm, FieldForm
-from forebay.steps.step import CLIPS, Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
+from forebay.steps.step import CLIPS, REJECTED, Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
 from forebay.steps.table import form_step, forms_of, prompts_beside, text_step_of, unknown
 from forebay.steps.text.transcript import Transcript
 from forebay.store.layout import CHOICES, TEXT, Array
@@ -23,6 +23,8 @@ from forebay.train.augment.draws import Drawing
 from forebay.train.collate.ragged import Crossing
 
 IDS, MASK, LABELS = "input_ids", "label_mask", "labels"
+COMPLETION = "completion_mask"
+"""Of pairs: 1 where a token is of an answer, as TRL calls it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,21 +199,38 @@ def text_of(stored: Stored) -> TextBatch | None:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredText:
-    """The text of a batch by its form; `labels` are the ids that `label_mask` marks, where a cache has such."""
+    """The text of a batch by its form; `labels` are the ids that `label_mask` marks, where a cache has such.
+
+    Of pairs a batch has both texts of each sample, `doubled`, and in the place of labels a `completion_mask`; it is
+    padded on the right, as TRL's.
+    """
 
     form: BatchForm
     learns: bool
+    has_pairs: bool = False
 
     @classmethod
     def of(cls, stored: Stored) -> DeclaredText:
         """Returns the form that a cache declares."""
         form = form_of(stored, "text_form", group="text")
         by_name = {field.name: field for field in form.fields}
-        learns = MASK in stored.fields and IDS in by_name and LABELS not in by_name
+        has_pairs = bool(stored.constants.get("pairs"))
+        learns = not has_pairs and MASK in stored.fields and IDS in by_name and LABELS not in by_name
         if learns:
             labels = replace(by_name[IDS], name=LABELS, dtype="int64", pad=IGNORED)
             form = replace(form, fields=(*(field for field in form.fields if field.name != MASK), labels))
-        return cls(form, learns)
+        elif has_pairs:
+            mask = replace(by_name[IDS], name=COMPLETION, dtype="int64", stored_dtype="uint8", pad=0)
+            form = replace(form, fields=tuple(replace(field, side="right") for field in (*form.fields, mask)))
+        return cls(form, learns, has_pairs)
+
+    def doubled(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """Returns the rows of a batch of samples: of pairs all that are preferred, then all that are rejected."""
+        if not self.has_pairs:
+            return samples
+        names = [name for name in samples[0] if name.startswith(REJECTED)]
+        other = [{**each, **{name.removeprefix(REJECTED): each[name] for name in names}} for each in samples]
+        return [{**each, COMPLETION: each[MASK]} for each in (*samples, *other)]
 
     def __call__(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
         """Returns the fields of the form. padding_side: "left" wins over the form's own, which is that of the model."""

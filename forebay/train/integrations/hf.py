@@ -372,7 +372,11 @@ def _row_of(data: Any) -> Any:
 
     if isinstance(data, dict):
         return {name: _row_of(each) for name, each in data.items()}
-    return Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]}) if isinstance(data, Loader) else data
+    if not isinstance(data, Loader):
+        return data
+    if data.source.constants.get("pairs"):  # which TRL's DPOTrainer tokenises
+        return Dataset.from_dict({"prompt": ["a"], "chosen": ["a"], "rejected": ["b"]})
+    return Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
 
 
 def _without_targets(batch: dict[str, Any]) -> dict[str, Any]:

@@ -242,6 +242,11 @@ def _check_settings(config: Config) -> ModelFacts:
             f"{', '.join(FAMILIES)}, or of any other of transformers that returns a loss",
             code="FB108",
         )
+    if config.text is not None and config.text.settings.get("pairs"):
+        raise ConfigError(
+            f"{config.path}: text.pairs is true, and forebay train has no loss of preferences; give the loader to one "
+            "that has, as TRL's DPOTrainer (docs/vision.md)"
+        )
     check_trackers(config.train)
     facts = model_facts(Path(config.train.model), config)
     check_config(facts, config)

@@ -36,6 +36,7 @@ from forebay.progress import Progress
 from forebay.rows.manifest import Manifest, described
 from forebay.rows.named_files import require_confined
 from forebay.rows.source_table import SourceFiles
+from forebay.steps.step import REJECTED
 from forebay.steps.text.transcript import DETECTED_FIELDS
 from forebay.store.files import sweep
 from forebay.store.inputs import located
@@ -160,7 +161,7 @@ def _measured(groups: Groups, manifest: Manifest) -> Counted:
                     rejected.add(sample["failure"])
                     is_good[place] = False
                     continue
-                counts[place] = len(sample.get(TOKENS, ()))
+                counts[place] = max(len(sample.get(name, ())) for name in (TOKENS, REJECTED + TOKENS))
                 if len(told) > 1:
                     said.append({name: sample[name] for name in told})
             bar.update(len(part))

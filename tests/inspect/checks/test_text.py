@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,3 +92,13 @@ def test_any_conversation_is_measured(turns: list[tuple[str, str]]) -> None:
     messages = [{"role": role, "content": [{"type": "text", "text": text}, {"type": "image"}]} for role, text in turns]
     loops, _ = conversation_facts(json.dumps(messages))
     assert loops >= 1
+
+
+def test_conversations_that_differ_in_calls_or_rejected_answers_are_no_duplicates() -> None:
+    asked, said = ({"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant"))
+    talks: list[Any] = [
+        [asked, {**said, **more}]
+        for more in ({}, {"rejected": [said]}, {"tool_calls": [1]}, {"tool_calls": [2]}, {"reasoning_content": "so"})
+    ]
+    assert len({conversation_facts(json.dumps(talk)) for talk in [*talks, [{**asked, "tools": [1]}, said]]}) == 6
+    assert conversation_facts(json.dumps(talks[0])) == conversation_facts(json.dumps([asked, {**said, "loss": False}]))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from tests.preprocess.corpus import json_lines, speech_corpus
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo
 from tests.rows.pictures import read_conversations
+from tests.steps.text.test_tools import ASKED, CALLED, HEARD, PLAIN, SAID, TOOL
 
 QUESTION: dict[str, Any] = {"image": "p0.jpg", "question": "What?", "answer": "A wave."}
 TURNS = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A wave."}]
@@ -30,7 +34,12 @@ def conversation(*changes: dict[str, Any]) -> list[dict[str, Any]]:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({**QUESTION, "tools": [{"name": "look"}]}, "has_tools"),
-    "calls": ({"image": "p0.jpg", "messages": conversation({}, {"tool_calls": [{"id": 1}]})}, "has_tools"),
+    "calls": ({"image": "p0.jpg", "messages": conversation({}, {"tool_calls": [{"id": 1}]})}, "bad_tools"),
+    "schema": ({**QUESTION, "tools": ["look"]}, "bad_tools"),
+    "called": (
+        {"image": "p0.jpg", "messages": conversation({}, {"function_call": {"name": "f", "arguments": "{}"}})},
+        "has_tools",
+    ),
     "thought": ({"image": "p0.jpg", "messages": conversation({}, {"reasoning_content": "h"})}, "has_reasoning"),
     "reasons": ({"image": "p0.jpg", "messages": conversation({}, {"reasoning": "h"})}, "has_reasoning"),
     "thinks": ({**QUESTION, "thinking": "h"}, "has_reasoning"),
@@ -38,6 +47,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tag": ({**QUESTION, "question": "<image><video>What?"}, "has_video"),
     "boxes": ({**QUESTION, "objects": {"ref": ["x"], "bbox": [[0, 0, 1, 1]]}}, "has_boxes"),
     "rejected": ({**QUESTION, "rejected_response": "A cat."}, "preference_data"),
+    "alone": ({"text": "<image>A wave.", "image": "p0.jpg"}, "no_assistant_turn"),
+    "forms": ({**QUESTION, "query": "What?", "response": "A wave."}, "two_conversations"),
     "both": ({**QUESTION, "messages": TURNS}, "two_conversations"),
     "weight": ({"image": "p0.jpg", "messages": conversation({}, {"weight": 0.3})}, "loss_weight"),
     "masked": ({"image": "p0.jpg", "messages": conversation({}, {"mask": 1, "train": True})}, "loss_weight"),
@@ -45,7 +56,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "part": ({"image": "p0.jpg", "messages": conversation({}, {"train_detail": [{"train": False}]})}, "loss_weight"),
     "roles": ({"image": "p0.jpg", "messages": conversation({"from": "gpt"}, {})}, "two_values"),
     "values": ({"image": "p0.jpg", "messages": conversation({}, {"value": "A cat."})}, "two_values"),
-    "data": ({**QUESTION, "image": "data:image/png;base64,iVBORw0KGgo"}, "missing_file"),
+    "data": ({**QUESTION, "image": "data:image/png;base64,iVBORw0KGgo"}, "bad_inline_data"),
     "url": ({**QUESTION, "image": "https://example.org/p0.jpg"}, "missing_file"),
     "img": ({"question": "<img>http://example.org/p0.jpg</img>What?", "answer": "A cat."}, "missing_file"),
     "limits": (
@@ -119,6 +130,53 @@ def test_images_are_found_where_the_row_has_them(corpus: PhotoCorpus) -> None:
     )
 
 
+@pytest.mark.parametrize("codec", ["raw", "source"])
+def test_images_that_stand_in_the_manifest_are_those_of_files(corpus: PhotoCorpus, codec: str) -> None:
+    uri = f"data:image/jpeg;base64,{base64.b64encode((corpus.folder / 'p1.jpg').read_bytes()).decode()}"
+    turns: list[dict[str, Any]] = [{"role": "user", "content": []}, TURNS[1]]
+
+    def shown(**part: Any) -> dict[str, Any]:
+        return {"messages": [{**turns[0], "content": [part, {"type": "text", "text": "What?"}]}, turns[1]]}
+
+    openai: dict[str, Any] = {"type": "image_url", "image_url": {"url": uri, "detail": "high"}}
+    rows: dict[str, dict[str, Any]] = {
+        "file": shown(type="image", image="p1.jpg"),
+        "row": {**QUESTION, "image": uri},
+        "list": {"images": ["p1.jpg", uri], "question": "<image>What?<image>", "answer": "A wave."},
+        "part": shown(type="image", image=uri),
+        "openai": shown(**openai),
+        "named": shown(type="image_url", image_url={"url": "p1.jpg"}),
+        "url": shown(type="image", url="p1.jpg"),
+    }
+    bad = {
+        "bad_inline_data": {**QUESTION, "image": "data:image/png;base64,!!!"},
+        "unreadable_image": {**QUESTION, "image": "data:image/png;base64,aGVsbG8gd29ybGQ="},
+        "missing_file": {**QUESTION, "image": "data:image/png,raw"},
+        "empty": {**QUESTION, "image": "data:image/png;base64,"},
+        "other": {**QUESTION, "image": "data:text/plain;base64,aGVsbG8="},
+        "http": shown(type="image_url", image_url={"url": "https://example.org/p.png"}),
+    }
+    for sample_id, row in {**rows, **bad}.items():
+        add(corpus, sample_id, row)
+    report = build_here(corpus.config(f'vision.codec="{codec}"'))
+    cache = open_cache(report.cache)
+    failed = json_lines(Path(report.cache) / "rejected.jsonl")
+    reasons = {row["sample_id"]: row["reason"] for row in failed}
+    assert reasons == {name: name if name.startswith(("bad_", "un", "mi")) else "missing_file" for name in bad}
+    ids = cache.samples["sample_id"].to_pylist()
+    wanted = cache.read(ids.index("file"))
+    online = select(corpus.config('loader.cache="off"', f'vision.codec="{codec}"'))
+    places = {online.sample_id(index): index for index in range(len(online))}
+    for name in rows:
+        for found in (cache.read(ids.index(name)), online.read(places[name])):
+            if name != "list":
+                np.testing.assert_array_equal(found["input_ids"], wanted["input_ids"])
+            for field in ("patches", "image_grid_thw") if codec == "raw" else ("image_grid_thw",):
+                twice = np.concatenate([wanted[field]] * (1 + (name == "list")))
+                np.testing.assert_array_equal(found[field], twice)
+    assert report.unused_fields == {"messages.content.detail": 1}
+
+
 def test_a_system_message_and_unlearnt_turns_reach_the_sample(corpus: PhotoCorpus) -> None:
     add(corpus, "plain", QUESTION)
     add(corpus, "system", {**QUESTION, "system": "Be brief."})
@@ -147,6 +205,27 @@ def test_a_system_message_and_unlearnt_turns_reach_the_sample(corpus: PhotoCorpu
             np.testing.assert_array_equal(online.read(index)[name], cache.read(index)[name])
 
 
+@pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
+def test_agents_and_texts_alone_are_the_same_without_a_cache(corpus: PhotoCorpus, train_on: str) -> None:
+    shutil.copytree(DEMO / "model", corpus.folder / "model")
+    (corpus.folder / "model" / "chat_template.jinja").write_text(PLAIN)
+    agent = {"image": "p0.jpg", "tools": json.dumps([TOOL]), "messages": [ASKED, CALLED, HEARD, SAID]}
+    add(corpus, "agent", agent)
+    add(corpus, "thinks", {"image": "p1.jpg", "messages": conversation({}, {"thinking": "It moves."})})
+    add(corpus, "alone", {"text": "A wave.", "image": "p1.jpg"})
+    config = corpus.config(f'text={{tokenizer="model",prompt="chat",train_on="{train_on}"}}', "plan.seq_len=900")
+    report = build_here(config)
+    cache = open_cache(report.cache)
+    assert report.failed == ({} if train_on == "all" else {"no_assistant_turn": 1})
+    online = select(replace(config, loader=replace(config.loader, cache="off")))
+    assert [online.sample_id(index) for index in range(len(online))] == cache.samples["sample_id"].to_pylist()
+    for index in range(len(cache)):
+        for name in ("input_ids", "label_mask"):
+            np.testing.assert_array_equal(online.read(index)[name], cache.read(index)[name])
+    assert ("<tool_call>" in words(cache, "agent", targets=True)) == (train_on != "last")
+    assert "It moves." in words(cache, "thinks", targets=True)
+
+
 def test_other_fields_are_named_once_a_build(corpus: PhotoCorpus, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(5):
         add(corpus, str(number), {**QUESTION, "split": "train", **({"model\x1b[2J": "m"} if number else {})})
@@ -167,7 +246,7 @@ def test_other_fields_are_named_once_a_build(corpus: PhotoCorpus, caplog: pytest
 def test_worker_processes_count_what_one_process_counts(tmp_path: Path) -> None:
     (tmp_path / "p0.jpg").write_bytes(photo(0))
     for number in range(4):
-        rows = [{**QUESTION, f"only{number}": 1, "all": 1}, {**QUESTION, "tools": ["f"]}] * 3
+        rows = [{**QUESTION, f"only{number}": 1, "all": 1}, {**QUESTION, "video": "f"}] * 3
         (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = SourceConfig(kind="jsonl", manifest=str(tmp_path / "*.jsonl"))
     here = read_conversations(source, cache_root=tmp_path)
@@ -176,7 +255,7 @@ def test_worker_processes_count_what_one_process_counts(tmp_path: Path) -> None:
     assert here.unused == {"all": 12, **{f"only{n}": 3 for n in range(4)}}
     assert list(here.unused.items()) == list(there.unused.items())
     assert here.rejected.equals(there.rejected)
-    assert here.counts()["failed"] == {"has_tools": 12}
+    assert here.counts()["failed"] == {"has_video": 12}
 
 
 def test_columns_of_speech_are_named_once_a_build(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

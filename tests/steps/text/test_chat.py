@@ -331,7 +331,7 @@ def test_decoding_shows_what_was_said() -> None:
         ([USER, saying("\ud800")], [GRID], "bad_text", "row-7: text has a lone surrogate U\\+D800"),
         ([USER, saying("a\0b")], [GRID], "bad_text", "row-7: text has a NUL"),
         ([USER, {**ASSISTANT, "content": USER["content"]}], [GRID, GRID], "bad_conversation", "has 1 images, wanted 0"),
-        ([USER, {"role": "tool", "content": []}], [GRID], "bad_conversation", "message 1 has role 'tool'"),
+        ([USER, {"role": "critic", "content": []}], [GRID], "bad_conversation", "message 1 has role 'critic'"),
         ([{"role": ["user"], "content": []}], [], "bad_conversation", "message 0 has role \\['user'\\]"),
         ([USER, {**ASSISTANT, "role": "system"}], [GRID], "bad_conversation", "message 1 is the system's"),
         ([{"role": "user", "content": "hello"}], [], "bad_conversation", "content of message 0 is str"),

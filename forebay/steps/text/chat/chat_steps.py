@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -19,9 +19,13 @@ from forebay.config.pretrained_folder import processor_digest
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.whole import named_by
-from forebay.steps.step import CLIPS, RowText, Stored, TextBatch, TextStep
+from forebay.steps.step import CLIPS, REJECTED, RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.chat.conversation import (
+    ChatTurns,
     Message,
+    TrainOn,
+    all_but,
+    both_of,
     check_conversation,
     find_turn_marks,
     learnt_spans,
@@ -33,11 +37,15 @@ from forebay.steps.text.chat.conversation import (
 )
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Told, Writer, WrittenIds, by_group
+from forebay.steps.text.chat.template_check import check_shown
 from forebay.steps.text.row_encoder import TURN, OneByOne
 from forebay.steps.text.tokenizer_files import TRANSFORMERS
 from forebay.steps.text.vocabulary import Vocabulary, render_chat, require_digest, tokens_pattern
 from forebay.store.image.stored_items import FEATURES
 from forebay.store.layout import Array, FieldSpec, Group
+
+if TYPE_CHECKING:
+    from forebay.config.tree import Config
 
 VISION_START, IMAGE_PAD, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
@@ -66,7 +74,18 @@ class Chat(TextStep):
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
+    train_on: TrainOn = "assistant"
+    """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
+    pairs: bool = False
+    """Whether rows have an answer to prefer and one to reject: of images as a processor gives them alone."""
     version: int = 2
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """See `Step`."""
+        has_pairs = config.text is not None and config.text.settings.get("pairs")
+        said = 'text.pairs: packs of patches have no pairs; set vision.images = "processor" and plan.kind = "bucket"'
+        return [*super(Chat, cls).contradictions(config), *([said] if has_pairs else [])]
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of the text group: `input_ids` and `label_mask`, [num_tokens] both."""
@@ -125,7 +144,7 @@ class ChatEncoder(OneByOne):
         )
         # Messages may write other control tokens, such as `<think>`.
         self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
-        self._step, self._merge_size = step, merge_size
+        self._merge_size, self._step = merge_size, step
         self._backend = self._vocabulary.open.backend
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -153,26 +172,32 @@ class ChatEncoder(OneByOne):
 
         text: a conversation in canonical form, JSON. told: (t, h, w) in patches of its images, in order.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
-        `special_token_in_text`, `image_count_mismatch`, `bad_text`.
+        `special_token_in_text`, `image_count_mismatch`, `bad_text`, `has_tools`, `has_reasoning`.
         """
-        conversation = parse_conversation(text, sample_id=sample_id)
+        conversation, folder = parse_conversation(text, sample_id=sample_id), self._vocabulary.folder
         conversation = stripped(conversation) if self._step.strip_text else conversation
-        turns = check_conversation(conversation, self._reserved, counts={"image": len(told)}, sample_id=sample_id)
-        rendered = rendered_text(self._render, conversation, self._vocabulary.folder, sample_id=sample_id)
+        counts = {"image": len(told)}
+        turns = check_conversation(
+            conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self._step.train_on
+        )
+        rendered = rendered_text(self._render, conversation, folder, sample_id=sample_id)
+        check_shown(conversation, self._render, self._marks, folder=folder, sample_id=sample_id)
         spans = self._marks.spans(rendered)
         learnt = learnt_spans(spans, turns, shown={"image": rendered.count(IMAGE_PAD)}, sample_id=sample_id)
-        return self._tokenize(rendered, learnt, told)
+        return self._tokenize(rendered, learnt, turns, told)
 
     def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
         """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""
         return self._vocabulary.decode([int(i) for i in input_ids])
 
     def _tokenize(
-        self, rendered: str, spans: list[tuple[int, int]], grids: Sequence[tuple[int, int, int]]
+        self, rendered: str, spans: list[tuple[int, int]], turns: ChatTurns, grids: Sequence[tuple[int, int, int]]
     ) -> dict[str, np.ndarray]:
         encoding = self._backend.encode(rendered, add_special_tokens=False)
         ids = np.array(encoding.ids, dtype=np.int32)
         mask = self._marks.targets(rendered, spans, encoding.offsets)
+        if turns.learns_all:
+            mask = all_but(mask, rendered, ids, self._vocabulary, [IMAGE_PAD])
         # Ids are repeated, not the string: the tokenizer would take 4 times as long and give the same.
         repeats = np.ones(len(ids), dtype=np.int64)
         repeats[ids == self._ids[IMAGE_PAD]] = [t * h * w // self._merge_size**2 for t, h, w in grids]
@@ -204,15 +229,27 @@ class ProcessorChat(TextStep):
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
+    train_on: TrainOn = "assistant"
+    """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
+    pairs: bool = False
+    """Whether rows have an answer to prefer and one to reject, for batches of preference training."""
     version: int = 2
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """See `Step`."""
+        settings = {} if config.text is None else config.text.settings
+        is_wrong = settings.get("pairs") and settings.get("train_on") == "all"
+        said = 'text.pairs is true and text.train_on is "all", and of pairs only answers are learnt; leave one out'
+        return [*super(ProcessorChat, cls).contradictions(config), *([said] if is_wrong else [])]
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of the text group, [num_tokens] each."""
         return self.fields_of(_opened(self, self.tokenizer_folder, self.processor_folder).form)
 
     def fields_of(self, form: BatchForm | None) -> tuple[FieldSpec, ...]:
-        specs = () if form is None else form.specs("text")
-        return (*specs, FieldSpec(name=MASK, dtype="uint8", group="text"))
+        specs = (*(() if form is None else form.specs("text")), FieldSpec(name=MASK, dtype="uint8", group="text"))
+        return (*specs, *(replace(spec, name=REJECTED + spec.name) for spec in specs if self.pairs))
 
     @property
     def shows(self) -> tuple[Group, ...]:
@@ -255,6 +292,8 @@ class SoundChat(ProcessorChat):
         """Raises ConfigError for a processor whose tokens have more beside them, which packs do not have."""
         from forebay.steps.batch import MarkedText
 
+        if stored.constants.get("pairs"):
+            raise ConfigError(f'{stored.name}: packs have no pairs; set plan.kind = "bucket" with batch_size')
         form = BatchForm.from_json(stored.constant("text_form"))
         if others := [field.name for field in form.stored if field.name != "input_ids"]:
             raise ConfigError(
@@ -306,7 +345,9 @@ class ProcessorChatEncoder(OneByOne):
         a model takes (numbers of tiles, for example). Packs need the token of images by grids, and how many patches a
         side of it has.
         """
-        found = {"prompt": ProcessorChat.name, "text_form": self.form.to_json()}
+        found: dict[str, Any] = {"prompt": ProcessorChat.name, "text_form": self.form.to_json()}
+        if self.step.pairs:
+            found["pairs"] = True
         if "image" not in self.writer.groups:
             return found
         merge_size = getattr(self.writer.parts["image"], "merge_size", None)
@@ -322,20 +363,34 @@ class ProcessorChatEncoder(OneByOne):
         clips, those of a group in order.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
         `special_token_in_text`, `image_count_mismatch`, `audio_count_mismatch`, `bad_text`, `images_together`,
-        `clips_together`.
+        `clips_together`, `has_tools`, `has_reasoning`, `preference_data`, `bad_pair`.
         """
         conversation = parse_conversation(text, sample_id=sample_id)
         conversation = stripped(conversation) if self.step.strip_text else conversation
+        if not self.step.pairs:
+            return self._encoded(conversation, told, sample_id=sample_id)
+        pair = both_of(conversation, sample_id=sample_id)
+        chosen, rejected = (self._encoded(each, told, sample_id=sample_id) for each in pair)
+        return {**chosen, **{REJECTED + name: value for name, value in rejected.items()}}
+
+    def _encoded(self, conversation: list[Message], told: Sequence[Told], *, sample_id: str) -> dict[str, Array]:
         found = by_group(told)
         counts = {group: len(found[group]) for group in self.writer.groups}
-        turns = check_conversation(conversation, self._reserved, counts=counts, sample_id=sample_id)
+        turns = check_conversation(
+            conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self.step.train_on
+        )
         self.text_form.check_counts(counts, sample_id=sample_id)
-        rendered = rendered_text(self.writer.render, conversation, self._vocabulary.folder, sample_id=sample_id)
+        render, folder = self.writer.render, self._vocabulary.folder
+        rendered = rendered_text(render, conversation, folder, sample_id=sample_id)
+        check_shown(conversation, render, self.marks, folder=folder, sample_id=sample_id)
         written = self._written(conversation, told, sample_id=sample_id)
         spans = self.marks.spans(written.text)
         shown = {group: rendered.count(token) for group, token in self.writer.placeholders.items()}
         learnt = learnt_spans(spans, turns, shown=shown, sample_id=sample_id)
         mask = self.marks.targets(written.text, learnt, written.offsets)
+        if turns.learns_all:
+            ids, tokens = written.fields["input_ids"], self.writer.placeholders.values()
+            mask = all_but(mask, rendered, ids, self._vocabulary, tokens)
         return {**self.text_form.stored(written, sample_id=sample_id), MASK: mask}
 
     def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:

@@ -10,24 +10,28 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.text.line import is_unseen
 from forebay.steps.text.vocabulary import Vocabulary
-from forebay.store.layout import Group
+from forebay.store.layout import Array, Group
 
 Message = dict[str, Any]
 """`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"} | {"type": "audio"}, ...]}`; of an
-assistant's that is not to be learnt also `"loss": False`."""
+assistant's that is not to be learnt also `"loss": False`. BESIDE may stand beside them."""
 
 Render = Callable[..., str]
 """`render(messages, add_generation_prompt=False)`: what a chat template writes; ValueError where it refuses."""
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "user", "assistant", "tool")
+BESIDE = ("tools", "tool_calls", "reasoning_content", "name", "tool_call_id")
+"""What else a message may have: the first one the tools of the conversation, the assistant's calls and reasoning."""
+TrainOn = Literal["assistant", "last", "all"]
+"""What is learnt of a conversation: all that the assistant says, its last turn, or all but items."""
 NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
 """What messages call an item of a group. A part's type is the name of the group."""
 
@@ -36,11 +40,12 @@ NOUNS: Mapping[Group, str] = {"audio": "clip", "image": "image"}
 class ChatTurns:
     """The demands of a conversation on its rendering. learnt: says of each assistant turn whether it has targets.
 
-    counts: of the items that it shows, by group.
+    counts: of the items that it shows, by group. learns_all: what is not the assistant's has targets too.
     """
 
     learnt: tuple[bool, ...]
     counts: Mapping[Group, int]
+    learns_all: bool = False
 
 
 def parse_conversation(messages: str, *, sample_id: str) -> list[Message]:
@@ -57,31 +62,58 @@ def parse_conversation(messages: str, *, sample_id: str) -> list[Message]:
     return [_message(message, place, sample_id=sample_id) for place, message in enumerate(found)]
 
 
+def both_of(conversation: Sequence[Message], *, sample_id: str) -> tuple[list[Message], list[Message]]:
+    """Returns the preferred and the rejected conversation of a pair; what they share is not learnt.
+
+    Raises TextError `bad_pair` for a conversation with one answer.
+    """
+    place = next((number for number, message in enumerate(conversation) if "rejected" in message), None)
+    if place is None:
+        raise TextError("bad_pair", f"{sample_id}: the row has no rejected answer, and text.pairs is true; remove it")
+    asked = [{**each, "loss": False} if each["role"] == "assistant" else each for each in conversation[:place]]
+    first = {name: value for name, value in conversation[place].items() if name != "rejected"}
+    return [*asked, first, *conversation[place + 1 :]], [*asked, *conversation[place]["rejected"]]
+
+
 def check_conversation(
-    conversation: Sequence[Message], reserved: re.Pattern[str], *, counts: Mapping[Group, int], sample_id: str
+    conversation: Sequence[Message],
+    reserved: re.Pattern[str],
+    *,
+    counts: Mapping[Group, int],
+    sample_id: str,
+    train_on: TrainOn = "assistant",
 ) -> ChatTurns:
     """Returns the turns of a conversation of which every text can be used.
 
     reserved: control tokens that no text may hold. counts: the items of the row, of each group that it may have.
     Raises TextError: `special_token_in_text`, `bad_conversation`, `empty_text`, `no_assistant_turn`,
-    `nothing_to_learn`, `image_count_mismatch`, `audio_count_mismatch`.
+    `nothing_to_learn`, `image_count_mismatch`, `audio_count_mismatch`, `preference_data`.
     """
+    if any("rejected" in message for message in conversation):
+        raise TextError(
+            "preference_data",
+            f'{sample_id}: the row has an answer to reject; set text.pairs = true, with images = "processor" for a '
+            "model of packs, or remove the row",
+        )
     learnt: list[bool] = []
     shown: Counter[Group] = Counter()
     for place, message in enumerate(conversation):
         shown += _checked_message(message, place, reserved, sample_id=sample_id)
         if message["role"] == "assistant":
             learnt.append(message.get("loss", True))
-    if not learnt:
+    if not learnt and train_on != "all":
         raise TextError(
             "no_assistant_turn",
-            f"{sample_id}: none of {len(conversation)} messages is the assistant's, wanted 1 or more",
+            f"{sample_id}: none of {len(conversation)} messages is the assistant's, wanted 1 or more; or set "
+            'text.train_on = "all"',
         )
-    if not any(learnt):
+    if train_on == "last":
+        learnt = [*([False] * (len(learnt) - 1)), learnt[-1]]
+    if learnt and not any(learnt):
         raise TextError(
             "nothing_to_learn",
-            f"{sample_id}: all {len(learnt)} messages of the assistant say loss: false or weight: 0; "
-            "leave the sample out",
+            f"{sample_id}: {'the last' if train_on == 'last' else f'all {len(learnt)}'} messages of the assistant say "
+            "loss: false or weight: 0; leave the sample out",
         )
     for group in (*counts, *(shown.keys() - counts)):
         if shown[group] != counts.get(group, 0):
@@ -90,7 +122,7 @@ def check_conversation(
                 f"{sample_id}: the conversation shows {shown[group]} {NOUNS[group]}s, the sample has "
                 f"{counts.get(group, 0)}; correct the manifest",
             )
-    return ChatTurns(tuple(learnt), counts)
+    return ChatTurns(tuple(learnt), counts, learns_all=train_on == "all")
 
 
 def _checked_message(message: Message, place: int, reserved: re.Pattern[str], *, sample_id: str) -> Counter[Group]:
@@ -98,7 +130,8 @@ def _checked_message(message: Message, place: int, reserved: re.Pattern[str], *,
     parts = message["content"]
     # Joined, because a template writes parts without anything between them.
     text = "".join(part.get("text", "\n") for part in parts)
-    found = reserved.search(text)
+    beside = [json.dumps(message[name], ensure_ascii=False) for name in BESIDE if name in message]
+    found = reserved.search("\n".join([text, *beside]))
     if found:
         raise TextError(
             "special_token_in_text",
@@ -111,7 +144,7 @@ def _checked_message(message: Message, place: int, reserved: re.Pattern[str], *,
     for group, count in items.items():
         said = f"message {place} is the assistant's and has {count} {NOUNS[group]}s, wanted 0"
         raise bad_conversation(sample_id, said)
-    if is_unseen(text):
+    if is_unseen(text) and not message.get("tool_calls"):
         raise TextError("empty_text", f"{sample_id}: message {place}, the assistant's, has no text")
     return items
 
@@ -152,8 +185,9 @@ def rendered_text(render: Render, conversation: Sequence[Message], folder: objec
 def learnt_spans(
     spans: Sequence[tuple[int, int]], turns: ChatTurns, *, shown: Mapping[Group, int], sample_id: str
 ) -> list[tuple[int, int]]:
-    """Returns the spans of the turns that have targets. spans: of all turns. shown: items in the rendered text.
+    """Returns the spans of the turns that have targets, or that have none where all else is learnt.
 
+    spans: of all turns. shown: items in the rendered text.
     Raises TextError `bad_conversation` where the template wrote other turns or items than the conversation has.
     """
     found, wanted = ([shown[group] for group in shown], [turns.counts.get(group, 0) for group in shown])
@@ -164,12 +198,15 @@ def learnt_spans(
             f"the chat template shows {len(spans)} assistant turns and {told}, "
             f"the conversation has {len(turns.learnt)} and {' and '.join(map(str, wanted))}",
         )
-    return [span for span, is_learnt in zip(spans, turns.learnt, strict=True) if is_learnt]
+    return [span for span, is_learnt in zip(spans, turns.learnt, strict=True) if is_learnt is not turns.learns_all]
 
 
 def shown(message: Message) -> Message:
-    """Returns what a template is given: it would see any other key."""
-    return {name: message[name] for name in ("role", "content")}
+    """Returns what a template is given of a message. What a tool says is a string, which all templates take."""
+    made, parts = {name: value for name, value in message.items() if name != "loss"}, message["content"]
+    if message["role"] == "tool" and [part["type"] for part in parts] in ([], ["text"]):
+        made["content"] = "".join(part["text"] for part in parts)
+    return made
 
 
 def with_items(conversation: Sequence[Message], items: Mapping[Group, Sequence[Any]]) -> list[Message]:
@@ -180,11 +217,13 @@ def with_items(conversation: Sequence[Message], items: Mapping[Group, Sequence[A
     remaining = {group: iter(each) for group, each in items.items()}
     made = []
     for message in conversation:
-        parts = [
-            {**part, part["type"]: next(remaining[part["type"]])} if part["type"] in remaining else dict(part)
-            for part in message["content"]
-        ]
-        made.append({**shown(message), "content": parts})
+        given = shown(message)
+        if isinstance(given["content"], list):
+            given["content"] = [
+                {**part, part["type"]: next(remaining[part["type"]])} if part["type"] in remaining else dict(part)
+                for part in message["content"]
+            ]
+        made.append(given)
     return made
 
 
@@ -207,6 +246,9 @@ def _message(message: Any, place: int, *, sample_id: str) -> Message:
         raise bad_conversation(sample_id, f"message {place} has loss {message['loss']!r}, wanted true or false")
     # Made anew: a template would see any other key of a part.
     made = {"role": role, "content": [_part(part, place, sample_id=sample_id) for part in content]}
+    made |= {name: message[name] for name in BESIDE if name in message}
+    if "rejected" in message:
+        made["rejected"] = [_message(each, place, sample_id=sample_id) for each in message["rejected"]]
     return made if message.get("loss", True) else {**made, "loss": False}
 
 
@@ -221,7 +263,7 @@ def _part(part: Any, place: int, *, sample_id: str) -> dict[str, str]:
     )
 
 
-_QUESTION, _ANSWER = "forebay-question", "forebay-answer"
+_QUESTION, _ANSWER, _THOUGHT = "forebay-question", "forebay-answer", "forebay-thought"
 LINE_ENDS = ("\n", "\r")
 
 
@@ -229,13 +271,15 @@ LINE_ENDS = ("\n", "\r")
 class TurnMarks:
     """The header before what the assistant says and the control tokens after it; `template_ids`: all it writes.
 
-    Both marks hold a control token. learns_newline: the newline behind a turn is a target too.
+    Both marks hold a control token. learns_newline: the newline behind a turn is a target too. shows_reasoning: the
+    template writes `reasoning_content` of a last message.
     """
 
     header: str
     closing: str
     template_ids: frozenset[int]
     learns_newline: bool = False
+    shows_reasoning: bool = False
 
     def spans(self, rendered: str) -> list[tuple[int, int]]:
         """Returns (start, end) in characters of every assistant turn: after its header, with its closing token."""
@@ -270,6 +314,17 @@ class TurnMarks:
         return mask
 
 
+def all_but(mask: Array, rendered: str, ids: Array, vocabulary: Vocabulary, placeholders: Iterable[str]) -> Array:
+    """Returns uint8 [tokens], 1 where `mask` is 0 and no item stands.
+
+    Items are the control tokens that the template did not write itself. rendered: what it wrote, with placeholders for
+    items. ids: integer [tokens], items expanded.
+    """
+    items = {found for token in placeholders if (found := vocabulary.find(token)) is not None}
+    own = set(control_ids(vocabulary, rendered)) - items
+    return np.where(np.isin(ids, [*(vocabulary.control_ids | items) - own]), 0, 1 - mask).astype(np.uint8)
+
+
 def find_turn_marks(
     vocabulary: Vocabulary,
     render: Render,
@@ -300,6 +355,7 @@ def find_turn_marks(
         closing=closing,
         template_ids=frozenset(control_ids(vocabulary, chat)),
         learns_newline=learn_through == "newline",
+        shows_reasoning=_shows_reasoning(render, shown),
     )
     if [chat[start:end].count(_ANSWER) for start, end in marks.spans(chat)] != [1, 1]:
         raise _unusable(vocabulary, f"writes {header!r} outside of an assistant's turn too")
@@ -311,6 +367,14 @@ def find_turn_marks(
             code="FB106",
         )
     return marks
+
+
+def _shows_reasoning(render: Render, items: Mapping[Group, Any]) -> bool:
+    user, assistant = probe_turns(dict.fromkeys(items, 1))
+    try:
+        return _THOUGHT in render([user, {**assistant, "reasoning_content": _THOUGHT}])
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return False
 
 
 def _closing(vocabulary: Vocabulary, after: str, last: str) -> str:

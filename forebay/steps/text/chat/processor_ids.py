@@ -26,7 +26,7 @@ from forebay.steps.audio.extractor.extractor_call import OpenExtractor
 from forebay.steps.image.processor.whole import audio_part, image_processor_of, sound_extractor_of, whole_processor
 from forebay.steps.text.chat.conversation import Message, with_items
 from forebay.steps.text.row_encoder import Size
-from forebay.steps.text.vocabulary import Vocabulary, render_chat
+from forebay.steps.text.vocabulary import Vocabulary, render_chat, tools_apart
 from forebay.store.layout import Array, Group
 
 _LARGE = 1024
@@ -358,8 +358,13 @@ class Writer:
 
     def _call(self, conversations: list[list[Message]], **options: Any) -> dict[str, Any]:
         self._heard.forget()
+        tools = tools_apart(conversations[0])[1]
         out = self.processor.apply_chat_template(
-            conversations, tokenize=True, return_dict=True, processor_kwargs={**self._options, **options} or None
+            [tools_apart(talk)[0] for talk in conversations],
+            tokenize=True,
+            return_dict=True,
+            processor_kwargs={**self._options, **options} or None,
+            **tools,
         )
         return dict(out)
 

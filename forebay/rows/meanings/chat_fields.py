@@ -1,0 +1,132 @@
+"""The fields of conversations: those that are taken, those that would change what a row means, and all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forebay.rows.manifest import LISTS
+from forebay.rows.readers.json_lines import JsonError, parse_nested
+from forebay.store.layout import Group
+
+MESSAGES = ("messages", "conversations")
+IMAGES = (LISTS["image"], "image")
+NAMED_BY: Mapping[Group, tuple[str, ...]] = {group: (column, group) for group, column in LISTS.items()}
+"""The fields of a row that name its items, by group."""
+TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
+IMAGE = "has_images"
+BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
+PARTLY_LEARNT = "loss_weight"
+WHAT = {
+    TOOLS: "tools and their calls",
+    REASONING: "reasoning apart from the answer",
+    VIDEO: "videos",
+    AUDIO: "audio in a conversation over images",
+    IMAGE: "images in a conversation over sound",
+    BOXES: "boxes of objects",
+    PREFERENCES: "answers to prefer or to reject",
+    PARTLY_LEARNT: "which part of a message is learnt",
+    PIXEL_LIMITS: "a size of one image, other than that of the processor",
+}
+IDS = frozenset({"sample_id", "id"})
+LEARNT_OF_ROW = ("loss_scale", "train", "mask")
+"""Fields of a row that speak of all its messages. `loss` and `weight` of a row are figures about it."""
+TOOLS_OF_ROW: tuple[str, ...] = ("tools", "functions")
+_COMMON = IDS | {"system", *TOOLS_OF_ROW, *LEARNT_OF_ROW}
+WITH_MESSAGES = _COMMON | {"messages", "conversations"}
+WITH_QUESTION = _COMMON | {"question", "answer"}
+ANSWERS = {"question": "answer", "query": "response", "instruction": "output"}
+"""The fields that ask, by those that answer: forebay's own, ms-swift's and alpaca's."""
+ASKED: Mapping[str, frozenset[str]] = {
+    "question": WITH_QUESTION,
+    "query": _COMMON | {"query", "response", "history"},
+    "instruction": _COMMON | {"instruction", "input", "output", "history"},
+    "text": _COMMON | {"text"},
+}
+PAIRED: tuple[str, ...] = ("prompt", "chosen", "rejected", "rejected_response")
+"""The fields of two answers to one question; `prompt` alone is none of them."""
+BESIDE = (
+    "system",
+    *LEARNT_OF_ROW,
+    *TOOLS_OF_ROW,
+    *PAIRED,
+    "text",
+    *sorted({*ASKED["query"], *ASKED["instruction"]} - WITH_QUESTION),
+)
+"""The fields of these forms that no column of `[source.columns]` names."""
+LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
+"""Fields that say of a message whether it is learnt, by what they say then."""
+MESSAGE = frozenset({"role", "from", "content", "value", *LEARNT})
+CALLS: tuple[str, ...] = ("tool_calls", "function_call")
+REASONED: tuple[str, ...] = ("reasoning_content", "reasoning", "thinking")
+CALL = "call"
+"""The role of a message that is a call by itself; it is the assistant's."""
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "tool_response"), "tool"),
+    **dict.fromkeys(("tool_call", "function_call"), CALL),
+}
+OF_ROLE: Mapping[str, frozenset[str]] = {
+    "assistant": MESSAGE.union(CALLS, REASONED),
+    "tool": MESSAGE.union(("name", "tool_call_id")),
+}
+"""The fields of messages of a role; of any other MESSAGE."""
+TEXT_PART = frozenset({"type", "text"})
+REFUSED_OF_ROW: Mapping[str, str] = {
+    **dict.fromkeys(CALLS, TOOLS),
+    **dict.fromkeys(REASONED, REASONING),
+    **dict.fromkeys(("videos", "video"), VIDEO),
+    "objects": BOXES,
+    **dict.fromkeys((*PAIRED[1:], "rejected_messages", "rejected_images"), PREFERENCES),
+}
+REFUSED_OF_MESSAGE: Mapping[str, str] = {
+    **REFUSED_OF_ROW,
+    **dict.fromkeys((*TOOLS_OF_ROW, "tool_call_id"), TOOLS),
+    **dict.fromkeys(("train_detail", "training_detail"), PARTLY_LEARNT),
+}
+REFUSED_OF_PART: Mapping[str, str] = {
+    **REFUSED_OF_ROW,
+    **dict.fromkeys(TOOLS_OF_ROW, TOOLS),
+    **dict.fromkeys(("max_pixels", "min_pixels", "resized_height", "resized_width"), PIXEL_LIMITS),
+}
+
+
+def unknown_fields(
+    fields: Mapping[str, Any], taken: frozenset[str], refused: Mapping[str, str], *, where: str = ""
+) -> list[str]:
+    """Returns the names of the fields that have a value and are not taken.
+
+    taken: what is. refused: reasons by field. where: in front of a field's name in a message. Raises JsonError with the
+    reason of the first refused field that is given; one that is null or holds nothing is not.
+    """
+    if fields.keys() <= taken:
+        return []
+    unknown = fields.keys() - taken
+    for name in sorted(unknown & refused.keys()):
+        if is_given(fields[name]):
+            raise refusal(refused[name], f"{where}field {name} is given")
+    return [name for name in unknown if name not in refused and fields[name] is not None]
+
+
+def refusal(reason: str, found: str) -> JsonError:
+    """Returns the error for a part of a conversation that cannot be stored. found: where it stands, with its field."""
+    return JsonError(f"{found}, and {WHAT[reason]} cannot be stored; remove the row or the field", reason=reason)
+
+
+def is_given(value: Any) -> bool:
+    """Says whether a field holds anything: arrow writes the fields of other rows as null, and lists of nothing."""
+    if isinstance(value, list):
+        return any(map(is_given, value))
+    if isinstance(value, dict):
+        return any(map(is_given, value.values()))
+    return value is not None and value != ""
+
+
+def list_in(fields: Mapping[str, Any], name: str) -> list[Any]:
+    """Returns a list that a field holds, or the JSON of one. Raises JsonError for anything else."""
+    value = parse_nested(fields[name]) if isinstance(fields[name], str) else fields[name]
+    if not isinstance(value, list):
+        raise JsonError(f"field {name} is {str(value)[:60]!r}, wanted a list")
+    return value
