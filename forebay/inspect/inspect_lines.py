@@ -318,6 +318,8 @@ def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
     statistics = facts["statistics"]
     yield entry("samples", f"{facts['num_samples']:,}; left out: {unplaced_text(statistics) or 'none'}")
+    if cut := statistics.get("cut"):
+        yield entry("cut", ", ".join(f"{name} {count:,}" for name, count in cut.items()))
     fill = f"{human_share(facts['fill'])} fill, {statistics['pad_tokens']:,} tokens left over"
     yield entry("packs", f"{facts['num_packs']:,}, {fill}")
     for units, share in (("patches", "patch_fill"), ("frames", "frame_fill")):

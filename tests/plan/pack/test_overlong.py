@@ -6,6 +6,7 @@ import pickle
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from forebay.store.selection import first_samples
 from forebay.train import CachedVLDataset, load_model, make_loader
 from forebay.train.select import select
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
+from tests.steps.text.test_tools import ASKED, CALLED, HEARD, PLAIN, SAID, TOOL, model_of
 from tests.train.tiny_vl import FakeVlSource
 
 WORDS = ["red", "blue", "cat", "dog", "house", "tree", "what", "is", "this", "of", "sky", "under", "here"]
@@ -266,6 +268,29 @@ def test_what_cannot_be_cut_is_left_out_and_counted(corpus: PhotoCorpus) -> None
     with pytest.raises(PlanError, match="too_long"):
         plan_of(replace(config, plan=PackConfig(seq_len=40, overlong="error")), source, keep=False)
     assert select(config_of(corpus, seq_len=4000)).are_whole
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_agents_are_split_where_users_speak_and_not_their_tools(tmp_path: Path, repeat: bool) -> None:  # noqa: FBT001
+    corpus, folder = photo_corpus(tmp_path), model_of(tmp_path / "model", PLAIN)
+    text = [{**ASKED, "content": "And now?"}, CALLED, HEARD, SAID]
+    messages = [ASKED, CALLED, HEARD, HEARD, SAID, *text, {**ASKED, "content": "Sure?"}, SAID]
+    corpus.rows = [{"id": "a", "tools": [TOOL], "messages": messages, "images": ["p0.jpg"]}]
+    corpus.write_manifest()
+    config = corpus.config(
+        f"vision.processor={folder}", f"text.tokenizer={folder}", "text.prompt=chat", "plan.seq_len=4000"
+    )
+    build(config)
+    most = int(select(config).lengths["num_tokens"][0]) - 1
+    plan = PackConfig(seq_len=most, overlong="split", repeat_system=repeat)
+    found = select(replace(config, plan=plan))
+    said = [TOKENIZER.decode(found.read(index)["input_ids"]) for index in range(len(found))]
+    head, user = "<|im_start|>system\n# Tools", "<|im_start|>user\n"
+    assert len(said) == 2
+    assert said[0].startswith(head)
+    assert said[1].startswith(head if repeat else f"{user}Sure?")
+    assert said[1].endswith(f"{user}Sure?<|im_end|>\n<|im_start|>assistant\nTwo.<|im_end|>\n")
+    assert said[0].count("<tool_response>") == 3
 
 
 def test_settings_that_say_nothing_are_refused() -> None:
