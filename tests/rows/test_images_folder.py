@@ -122,7 +122,7 @@ def test_several_folders_are_one_source(tmp_path: Path) -> None:
     ("source", "prompt", "message"),
     [
         ({"languages_from_folders": True}, "label", "source.languages_from_folders is for recordings"),
-        ({"keep_columns": ["x"]}, "label", 'keep_columns are not read from source.kind = "folder"'),
+        ({"keep_columns": ["x"]}, "label", 'captions.column are not read from source.kind = "folder"'),
         ({"columns": {"label": "x"}}, "label", "for vision reads no columns by name"),
     ],
 )

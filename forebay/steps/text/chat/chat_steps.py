@@ -84,7 +84,7 @@ class Chat(TextStep):
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
     videos: bool = False
-    version: int = 2
+    version: int = 3
     later: ClassVar[frozenset[str]] = LATER
 
     @classmethod
@@ -262,7 +262,7 @@ class ProcessorChat(TextStep):
     """Whether rows have an answer to prefer and one to reject, for batches of preference training."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
-    version: int = 2
+    version: int = 3
     later: ClassVar[frozenset[str]] = LATER
 
     @classmethod
@@ -305,7 +305,7 @@ class SoundChat(ProcessorChat):
     setting: ClassVar[str] = "audio.extractor"
     can_pack: ClassVar[bool] = True
     kinds: tuple[Group, ...]
-    version: int = 2
+    version: int = 3
 
     @property
     def shows(self) -> tuple[Group, ...]:
