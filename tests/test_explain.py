@@ -24,6 +24,7 @@ from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, Missin
 from forebay.explain import PAGE, entries, explained
 from forebay.rows.meanings import chat_fields
 from forebay.rows.readers import json_lines
+from forebay.steps.text.chat import conversation
 from forebay.tar import scan
 
 ROOT = Path(__file__).parents[1]
@@ -120,7 +121,13 @@ def _reasons_of(node: ast.AST, path: str) -> Iterator[str]:
 
 def _reasons() -> set[str]:
     """Every reason that the source gives."""
-    found = {*chat_fields.WHAT, json_lines.REPEATED, *scan._REASONS.values(), "unknown_type"}
+    found = {
+        *chat_fields.WHAT,
+        *conversation.COUNTED.values(),
+        json_lines.REPEATED,
+        *scan._REASONS.values(),
+        "unknown_type",
+    }
     for path, tree in _trees().items():
         if re.match(r"forebay/(preprocess/|rows/|tar/|steps/|store/(image/|sound_containers)|train/uncached/)", path):
             found.update(text for node in ast.walk(tree) for text in _reasons_of(node, path))
