@@ -32,11 +32,19 @@ def own_rows(form: BatchForm, batch: Batch, rows: list[int]) -> list[int]:
 def too_large(values: Mapping[str, Array], forms: Mapping[str, FieldForm]) -> str | None:
     """Returns which field holds NaN, infinity or what its stored type cannot hold; None where all is well."""
     for name, array in values.items():
-        if array.dtype.kind == "f" and array.size:
+        if not array.size:
+            continue
+        if array.dtype.kind == "f":
             stored = forms[name].stored_dtype if name in forms else "float32"
             largest = float(np.abs(array).max())
             if not largest <= float(np.finfo(stored).max):
                 return f"{name} holds {largest:g}, which {stored} does not"
+        elif name in forms:  # codes beyond the codebook would come round to others
+            stored = forms[name].stored_dtype
+            limits = np.iinfo(stored)
+            for found in (int(array.min()), int(array.max())):
+                if not limits.min <= found <= limits.max:
+                    return f"{name} holds {found}, which {stored} does not"
     return None
 
 

@@ -18,6 +18,8 @@ import forebay
 from forebay import cli
 from forebay.errors import ConfigError, ForebayError
 from forebay.preprocess.build_report import BuildReport
+from forebay.preprocess.model_batches import too_large
+from forebay.steps.form import FieldForm
 from forebay.steps.model.frozen_families import receptive_field
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
@@ -271,3 +273,11 @@ def test_where_a_clip_is_cut_is_in_the_key_of_its_shard(corpus: Corpus) -> None:
         config = corpus.config(SPEECH.replace("[plan]", f"{limits}[plan]") + CODES)
         frames.append(int(open_cache(build_here(config).cache).lengths["num_dac"].max()))
     assert frames[0] > frames[1]
+
+
+def test_codes_beyond_the_codebook_are_told_from_codes() -> None:
+    form = {"codes": FieldForm(name="codes", dtype="int64", shape=(None, 2), stored_dtype="uint8")}
+    assert too_large({"codes": np.array([[0, 255]])}, form) is None
+    assert too_large({"codes": np.array([[0, 256]])}, form) == "codes holds 256, which uint8 does not"
+    assert too_large({"codes": np.array([[-1, 3]])}, form) == "codes holds -1, which uint8 does not"
+    assert too_large({"codes": np.zeros((0, 2), np.int64)}, form) is None
