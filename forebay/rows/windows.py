@@ -198,9 +198,9 @@ class _Line:
     def _forward(self, each: _Segment) -> None:
         """Moves the window on for a segment that ends behind it."""
         end_s = self._at + self._length_s
-        if each.start_s >= end_s and not self._held:
+        if each.start_s >= end_s - _SLACK_S and not self._held:
             self._pass_silence(each.start_s, each.place)
-        elif each.start_s >= end_s:
+        elif each.start_s >= end_s - _SLACK_S:
             self._close(end_s, then_s=end_s)
         else:
             stop_s = end_s if self._timestamps else max(each.start_s, self._heard_s)
@@ -208,7 +208,7 @@ class _Line:
 
     def _pass_silence(self, until_s: float, place: int, *, sign: int = 1) -> None:
         """Moves on by whole windows without speech."""
-        count = int((until_s - self._at) // self._length_s)
+        count = int((until_s - self._at + _SLACK_S) // self._length_s)
         starts = [self._at + number * self._length_s for number in range(min(count, _MOST_SILENT))]
         silent = (_Window(at, at + self._length_s, (), place, number=sign * n) for n, at in enumerate(starts, 1))
         self._windows += silent if self._silence else ()
