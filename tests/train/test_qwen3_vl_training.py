@@ -30,7 +30,8 @@ def test_facts_of_the_tiny_and_of_the_demo_model(tmp_path: Path) -> None:
     assert (facts.model_type, facts.vocab_size, facts.labels_are_shifted) == ("qwen3_vl", 64, False)
     assert facts.takes_packs
     sizes = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "image_token_id": IMAGE}
-    assert facts.constants == {"features": "patches", "prompt": "chat", **sizes}
+    of_videos = {"tokens_per_second": None, "video_family": "qwen3", "video_token_id": 61}
+    assert facts.constants == {"features": "patches", "prompt": "chat", **sizes, **of_videos}
     demo, document = model_facts(DEMO), json.loads((DEMO / "config.json").read_bytes())
     assert demo.constants["image_token_id"] == document["image_token_id"]
 
