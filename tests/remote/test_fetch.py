@@ -428,6 +428,7 @@ def test_an_interrupt_ends_it_and_the_next_one_goes_on(
 
     def append(self: folders.FilePart, data: bytes) -> None:
         if next(calls) == 6:
+            real(self, data[: len(data) // 2])  # it may be the first piece of a file
             raise KeyboardInterrupt
         real(self, data)
 
