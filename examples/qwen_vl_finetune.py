@@ -16,7 +16,6 @@ import torch
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 import forebay
-from forebay.pretrained import from_folder
 from forebay.train import load_model
 from forebay.train.integrations.qwen_finetune import make_supervised_data_module
 
@@ -27,7 +26,9 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     config = forebay.load_config(config_path, overrides=[*rules, *overrides])
     forebay.preprocess.build(config)
     folder = Path(str(config.train.model))
-    processor = SimpleNamespace(tokenizer=from_folder(AutoTokenizer, folder))  # or the model's whole processor
+    processor = SimpleNamespace(
+        tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    )  # or the model's whole processor
     data_args = SimpleNamespace(
         **{"dataset_use": config, "data_flatten": False, "data_packing": False},
         **{"min_pixels": 16_384, "max_pixels": 131_072},
