@@ -10,8 +10,8 @@ forebay's packers stand:
 
 More parts pack along the line with 8 to 256 samples in sight, of any length up to 8192 and of clips too (1 to 30 s, 50
 tokens a second), beside packers that are greedy with as many in sight or as many packs open; under both budgets at
-once, tokens and image patches; in fixed shapes; and 10 million samples. Speeds are samples a CPU second, medians of the
-rounds, on one thread. The order of the contestants turns from round to round.
+once, tokens and image patches; in fixed shapes and balanced; and 10 million samples. Speeds are samples a CPU
+second, medians of the rounds, on one thread. The order of the contestants turns from round to round.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import numpy as np
 
 from benchmarks.report import arguments, machine, median, show
 from forebay.config import PackConfig
+from forebay.config.plan import PackCosts
+from forebay.plan.pack.balanced_packs import StepSpread, pack_costs
 from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from forebay.plan.statistics import padding_in_line
 
@@ -281,6 +283,32 @@ def fixed_shapes(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+def balance(count: int) -> list[dict[str, Any]]:
+    """Returns a row for each mix: how far the packs of 8 ranks lie apart, in any order and under `balance = "cost"`."""
+    rng = np.random.default_rng(0)
+    photos, patches = photos_and_text(count)
+    shown = rng.integers(160, 281, count)
+    questions = shown + rng.integers(40, 121, count)
+    rows = []
+    for name, tokens, seen in (("photos, 10 % text", photos, patches), ("VQA", questions, 4 * shown)):
+        learnt = np.maximum((tokens - seen // 4) * rng.uniform(0.1, 0.6, count), 1).astype(np.int64)
+        images = (seen > 0).astype(np.int64)
+        held = {"tokens": tokens, "patches": seen, "images": images}
+        settings = PackConfig(seq_len=SEQ_LEN, balance="cost", costs=PackCosts(token=0, token_squared=0))
+        plain = pack_plan(tokens, settings=settings)
+        row: dict[str, Any] = {"mix": name, "packs": plain.num_batches}
+        order = np.random.default_rng(1).permutation(plain.num_batches)
+        for way, plan, packs in (
+            ("any order", plain, order),
+            ("balanced", plain.balanced(**held, learnt=learnt), np.arange(plain.num_batches)),
+        ):
+            cost = pack_costs(plan.members, plan.offsets, **held, costs=settings.costs)
+            spread = StepSpread.of(cost, np.add.reduceat(learnt[plan.members], plan.offsets[:-1]), packs)
+            row |= {f"images, {way}": spread.cost, f"learnt, {way}": spread.learnt}
+        rows.append(row)
+    return rows
+
+
 def large(make: Callable[[int], Array], count: int) -> dict[str, Any]:
     """Returns the row of a plan of many samples: its time, and from a second run its memory besides the lengths."""
     lengths = make(count)
@@ -315,6 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "samples in sight": buffers(some // 5),
         "two budgets": two_budgets(some),
         "fixed shapes": fixed_shapes(some // 15),
+        "balance": balance(some // 15),
     }
     show(document, as_json=options.json)
     return 0
