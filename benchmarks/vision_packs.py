@@ -346,6 +346,34 @@ def rows(corpus: Corpus, *, rounds: int) -> list[dict[str, Any]]:
     return table_rows
 
 
+def beside_copy(corpus: Corpus, *, rounds: int) -> dict[str, Any]:
+    """Returns the CPU of a raw pack, and of a copy of its patches from the cache's mappings into one buffer."""
+    config = corpus.config()
+    packs, loader = from_loader(config), make_loader(config)
+    order = loader.plan.order(0, 0)
+    batches = order.batches(range(len(order)))
+    views = [[own for index in batch.tolist() for own in loader.source.read(index)["patches"]] for batch in batches]
+    rows = [sum(map(len, own)) for own in views]
+    buffer = np.empty((max(rows), views[0][0].shape[1]), np.uint8)
+
+    def copied() -> None:
+        for own, count in zip(views, rows, strict=True):
+            np.concatenate(own, out=buffer[:count])
+
+    for _ in range(_WARM_PACKS // len(views) + 1):
+        _consume(packs)
+    ours, copies = [], []
+    for _ in range(rounds):
+        copies.append(timed(copied).cpu_s / len(views))
+        ours.append(timed(lambda: _consume(packs)).cpu_s / len(views))
+    found = {"raw_cpu_ms": 1e3 * median(ours), "copy_cpu_ms": 1e3 * median(copies)}
+    return {**found, "copy_over_raw": ratio(copies, ours)}
+
+
+_WARM_PACKS = 300
+"""Packs until pages that are here are no longer asked for ahead, see `ReadAhead`."""
+
+
 def _consume(source: Source) -> None:
     for batch in source():
         del batch  # before the next is made: its memory is used again
@@ -371,6 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "machine": found,
             "workload": workload(corpus),
             "packs": rows(corpus, rounds=options.rounds or (1 if options.tiny else 5)),
+            "raw beside a copy": [beside_copy(corpus, rounds=options.rounds or (1 if options.tiny else 15))],
         }
     finally:
         shutil.rmtree(folder)
