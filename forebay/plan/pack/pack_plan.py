@@ -231,8 +231,8 @@ def _in_shapes(
     loss = 1 - int(sizes[:, line].sum()) / (max(len(offsets) - 1, 1) * seq_len)
     if loss > _LOSS:
         logger.warning(
-            'plan.shapes = "fixed": %.1f %% of all tokens are padding; a larger plan.seq_len most often loses less, and "natural" '
-            "packs have none beside what their samples leave free",
+            'plan.shapes = "fixed": %.1f %% of all tokens are padding; a larger plan.seq_len most often loses less, '
+            'and "natural" packs have none beside what their samples leave free',
             100 * loss,
         )
     return placed, (line[members], offsets), tuple(unit * shape for shape in shapes)
