@@ -470,7 +470,6 @@ def test_settings_that_videos_do_not_go_with_are_refused(tmp_path: Path) -> None
     model_folder(tmp_path / "model", "qwen3")
     for override, wanted in (
         ("plan.shapes=fixed", "pads images, not videos"),
-        ("plan.overlong=split", "cuts conversations without videos"),
         ("vision.fps=0", "vision.fps is 0"),
         ("vision.max_frames=0", "vision.max_frames is 0"),
     ):

@@ -186,9 +186,6 @@ def _of_videos(config: Config) -> list[str]:
         found.append(f"vision.max_frames is {most}, wanted 1 or more")
     if fps and isinstance(plan, PackConfig) and plan.has_shapes:
         found.append('plan.shapes = "fixed" pads images, not videos, which vision.fps asks for; leave one of them out')
-    if fps and isinstance(plan, PackConfig) and plan.cuts:
-        said = "cuts conversations without videos, which vision.fps asks for; leave one of them out"
-        found.append(f'plan.overlong = "{plan.overlong}" {said}')
     return found
 
 
