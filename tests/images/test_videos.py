@@ -417,6 +417,12 @@ def test_cut_and_damaged_videos_decode_or_have_a_reason(data: st.DataObject) -> 
         assert len([*frames_at(damaged, range(found.num_frames), found.fps, sample_id="x")]) == found.num_frames
 
 
+def test_a_title_that_is_no_utf_8_is_no_fault() -> None:
+    titled = clip(FRAMES[:2], form="avi", title="Été")
+    assert "Été".encode("latin-1") in titled
+    assert video_facts(titled, max_video_s=60, max_pixels=10**6, sample_id="x").num_frames == 2
+
+
 WHOLE = (clip(FRAMES[:6]), clip(FRAMES[:6], form="webm", codec="libvpx-vp9"), clip(FRAMES[:6], form="avi"))
 
 

@@ -226,7 +226,6 @@ class PackCollator:
         """
         if not samples:
             raise ValueError("a pack needs at least one sample")
-        samples = list(samples)
         items = self._items(samples)
         layout = self._layout(samples)
         fields = {
@@ -238,7 +237,7 @@ class PackCollator:
 
     def count_frames(self, samples: Sequence[PackedSample]) -> tuple[int, int]:
         """Returns (tokens of the samples, tokens of their batch); the difference is padding."""
-        layout = self._layout(list(samples))
+        layout = self._layout(samples)
         return layout.used, layout.num_tokens
 
     def _items(self, samples: Sequence[PackedSample]) -> list[Arrays]:
