@@ -155,7 +155,7 @@ class VideoSettings:
         if asked.total_pixels is not None:
             share = asked.total_pixels * self.temporal_patch_size * frames // count
             most = min(most, max(share, int(least * _ABOVE_LEAST)))
-        if most < least:
+        if most < least and (most, least) != (self.max_pixels, self.min_pixels):
             raise SampleError("bad_sampling", f"{asked}: {least} pixels at least, and {most} at most")
         return replace(self, min_pixels=least, max_pixels=most)
 
