@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "thinks": ({**QUESTION, "thinking": "h"}, "has_reasoning"),
     "video": ({**QUESTION, "videos": ["v.mp4"]}, "has_video"),
     "tag": ({**QUESTION, "question": "<image><video>What?"}, "has_video"),
-    "boxes": ({**QUESTION, "objects": {"ref": ["x"], "bbox": [[0, 0, 1, 1]]}}, "has_boxes"),
+    "boxes": ({**QUESTION, "objects": {"ref": ["x"], "bbox": [[0, 0, 1, 1]]}}, "box_count_mismatch"),
     "rejected": ({**QUESTION, "rejected_response": "A cat."}, "preference_data"),
     "alone": ({"text": "<image>A wave.", "image": "p0.jpg"}, "no_assistant_turn"),
     "forms": ({**QUESTION, "query": "What?", "response": "A wave."}, "two_conversations"),
