@@ -146,7 +146,7 @@ def test_the_processor_writes_them_as_packs_do(tmp_path: Path, family: str) -> N
 def test_boxes_that_cannot_be_written_cost_their_row(tmp_path: Path) -> None:
     folder_of(tmp_path, "qwen3")
     objects = ROW["objects"]
-    bad = {
+    bad: dict[str, list[Any]] = {
         "box_outside_image": [
             {**objects, "bbox": [[0, 0, 96.5, 80], BOXES[1]]},
             {**objects, "bbox": [BOXES[0], [65, 10]]},  # as displayed the image is 64 pixels wide
