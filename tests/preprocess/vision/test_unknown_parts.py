@@ -33,11 +33,11 @@ def conversation(*changes: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "tools": ({**QUESTION, "tools": [{"name": "look"}]}, "has_tools"),
+    "tools": ({**QUESTION, "tool_calls": [{"name": "look", "arguments": {}}]}, "has_tools"),
     "calls": ({"image": "p0.jpg", "messages": conversation({}, {"tool_calls": [{"id": 1}]})}, "bad_tools"),
     "schema": ({**QUESTION, "tools": ["look"]}, "bad_tools"),
     "called": (
-        {"image": "p0.jpg", "messages": conversation({}, {"function_call": {"name": "f", "arguments": "{}"}})},
+        {"image": "p0.jpg", "messages": conversation({"function_call": {"name": "f", "arguments": "{}"}}, {})},
         "has_tools",
     ),
     "thought": ({"image": "p0.jpg", "messages": conversation({}, {"reasoning_content": "h"})}, "has_reasoning"),

@@ -19,7 +19,7 @@ from forebay.errors import TextError
 from forebay.pretrained import from_folder
 from forebay.rows.meanings.canonical_chat import canonical
 from forebay.steps.text.chat.chat_steps import Chat, ChatEncoder, ProcessorChat
-from tests.vlm_families import FAMILIES, write_family
+from tests.vlm_families import FAMILIES, TURNS, write_family
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "vision"
 GRID, PAD = (1, 4, 6), "<|image_pad|>"
@@ -230,7 +230,7 @@ def test_rows_without_an_answer_are_learnt_where_all_is(coder: ChatEncoder) -> N
 def test_what_a_template_does_not_write_is_refused(
     tmp_path: Path, change: tuple[str, str] | None, row: Any, reason: str
 ) -> None:
-    template = (DEMO / "model" / "chat_template.jinja").read_text()
+    template = TURNS.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
     if change is not None:
         assert change[0] in TEMPLATE
         template = TEMPLATE.replace(*change).replace("[G]", "").replace("[/G]", "")
