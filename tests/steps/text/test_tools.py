@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from benchmarks.zoo.conversations import TURNS
 from forebay.config.pretrained_folder import processor_digest, tokenizer_digest
 from forebay.errors import TextError
 from forebay.pretrained import from_folder
 from forebay.rows.meanings.canonical_chat import canonical
 from forebay.steps.text.chat.chat_steps import Chat, ChatEncoder, ProcessorChat
-from tests.vlm_families import FAMILIES, TURNS, write_family
+from tests.vlm_families import FAMILIES, write_family
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "vision"
 GRID, PAD = (1, 4, 6), "<|image_pad|>"
