@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,33 +15,33 @@ import pyarrow as pa
 from forebay.errors import BuildError, SampleError
 from forebay.preprocess.group import Values, without
 from forebay.preprocess.probe_inputs import probe_images
+from forebay.preprocess.video_form import OF_VIDEO, ShownVideos
 from forebay.rows.manifest import Manifest
 from forebay.rows.named_files import require_processor
 from forebay.spans import FEATURES, span
 from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
-from forebay.steps.image.qwen2_vl import Patches, PixelSteps
-from forebay.steps.image.video_frames import frames_at, probed_frames, video_patches
-from forebay.steps.image.video_settings import Sampling, VideoSettings
+from forebay.steps.image.qwen2_vl import OMNI_SECONDS, VIDEO_VALUES, Patches, PixelSteps, video_fields
+from forebay.steps.image.video_frames import probed_frames, video_patches
+from forebay.steps.image.video_settings import VideoSettings
+from forebay.steps.text.row_encoder import ShownVideo, Size
 from forebay.store.image.codec import (
     PATCHES,
     SECONDS,
+    VIDEO_GRIDS,
     Codec,
-    Pixels,
     StoredImages,
     decode_image,
     encode,
     encode_video,
 )
-from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
+from forebay.store.image.image_settings import ImageSettings, image_settings
 from forebay.store.image.stored_items import FEATURES as ARRAYS
 from forebay.store.image.stored_items import ArrayField, StoredArrays, shape_name
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.shard import Shard
-
-_OF_VIDEO = ("grid_t", "video", "num_frames", "fps", "frames")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,54 +63,16 @@ class PatchForm:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a listing that say what is known by a header: what prompts are told, and `make` wants."""
-        return ("grid_h", "grid_w", "width", "height", *(_OF_VIDEO if self.step.video else ()))
+        return ("grid_h", "grid_w", "width", "height", *(OF_VIDEO if self.step.video else ()))
 
     def of_manifest(self, manifest: Manifest) -> Manifest:
         """Returns the manifest with `columns`, without rows whose images have no such."""
-        images = manifest.items["image"]
-        names = ["width", "height", *(("num_frames", "fps") if self.step.video else [])]
-        known = [images[name].to_numpy().astype(np.float64) for name in names]
-        if self.step.video:
-            asked = pa.chunked_array([images["video"].combine_chunks()], pa.string()).combine_chunks()
-            asked = asked.dictionary_encode()
-            known.append(asked.indices.fill_null(-1).to_numpy().astype(np.float64))
-        unique, inverse = np.unique(np.stack(known, axis=1), axis=0, return_inverse=True)
-        inverse = inverse.reshape(-1)
-        grids = np.zeros((len(unique), 3), np.int32)
-        refused: dict[int, SampleError] = {}
-        for number, (width, height, *video) in enumerate(unique.tolist()):
-            try:
-                if video and video[-1] >= 0:
-                    grids[number] = self._grid(asked.dictionary[int(video[-1])].as_py(), video, int(width), int(height))
-                else:
-                    grids[number] = grid_thw(int(width), int(height), self.settings)
-            except SampleError as err:
-                refused[number] = err
-        for place, name in ((1, "grid_h"), (2, "grid_w"), *(((0, "grid_t"),) if self.step.video else ())):
-            images = images.append_column(name, pa.array(grids[inverse, place], pa.int32()))
-        manifest = dataclasses.replace(manifest, items={**manifest.items, "image": images})
-        bad = {i: refused[n] for i, n in enumerate(inverse.tolist()) if n in refused}
-        return without(manifest, "image", bad)
+        images, bad = self._shows.with_grids(manifest.items["image"])
+        return without(replace(manifest, items={**manifest.items, "image": images}), "image", bad)
 
-    def _grid(self, asked: str, video: Sequence[float], width: int, height: int) -> tuple[int, int, int]:
-        """Returns the grid of a video of (frames, frames a second, ...) and a size. Raises SampleError."""
-        count = len(self._shown(asked, *video[:2]))
-        t, rows, columns = self._video().of_call(self._asked(asked), count).grid(count, width, height)
-        if (pixels := rows * columns * self.settings.patch_size**2) > self.step.max_pixels:
-            said = f"a frame is resized to {pixels} pixels, source.max_pixels is {self.step.max_pixels}"
-            raise SampleError("too_many_pixels", f"{said}; lower min_pixels of the video, or raise that setting")
-        return t, rows, columns
-
-    def _asked(self, text: str) -> Sampling:
-        return Sampling(**json.loads(text)).over(self.step.sampling)
-
-    def _shown(self, asked: str, num_frames: float, fps: float) -> list[int]:
-        """Returns which frames of a video are shown. asked: of `Sampling.to_text`. Raises SampleError."""
-        return self._video().indices(int(num_frames), fps, self._asked(asked))
-
-    def _video(self) -> VideoSettings:
-        assert self.step.video is not None
-        return self.step.video
+    @property
+    def _shows(self) -> ShownVideos:
+        return ShownVideos(self.step, self.settings)
 
     def told(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Returns what prompts are told of an image with these values of `columns`: its grid, its width and height.
@@ -122,8 +83,9 @@ class PatchForm:
         if not video or video[1] is None:
             return (1, rows, columns, width, height)
         t, asked, num_frames, fps, _ = video
-        _, rate = self._asked(asked).timed(num_frames, fps)
-        return (t, rows, columns, self._video().seconds(self._shown(asked, num_frames, fps), rate))
+        shows = self._shows
+        _, rate = shows.asked(asked).timed(num_frames, fps)
+        return (t, rows, columns, shows.video.seconds(shows.shown(asked, num_frames, fps), rate))
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return self.step.fields(self.codec, patch_bytes=self.settings.patch_bytes)
@@ -134,7 +96,10 @@ class PatchForm:
         data: of a video whose frames are images those of each of them.
         """
         if row.get("video") is not None:
-            return self._make_video(row, data)
+            with span(FEATURES):
+                patches, grid, seconds_of = self._shows.make(row, data)
+            name, stored = encode_video(self.codec, patches)
+            return {name: stored, "image_grid_thw": grid, SECONDS: seconds_of}
         assert isinstance(data, bytes)
         with span(FEATURES):
             image = self._opened().make(data, sample_id=row["sample_id"])
@@ -147,30 +112,6 @@ class PatchForm:
         name, stored = encode(self.codec, data=data, pixels=image.pixels, patches=image.patches)
         seconds = {SECONDS: np.zeros(1, np.float32)} if self.step.video else {}
         return {name: stored, "image_grid_thw": np.array([image.grid], np.int32), **seconds}
-
-    def _make_video(self, row: Mapping[str, Any], data: bytes | Iterator[bytes]) -> Values:
-        shown, grid = (
-            self._shown(row["video"], row["num_frames"], row["fps"]),
-            [row[f"grid_{axis}"] for axis in ("t", "h", "w")],
-        )
-        with span(FEATURES):
-            if isinstance(data, bytes):
-                frames = frames_at(data, shown, row["fps"], sample_id=row["sample_id"])
-            else:
-                frames = self._decoded(data, row["sample_id"])
-            name, stored = encode_video(self.codec, video_patches(frames, grid, self._video(), self.settings))
-        timed = self._asked(row["video"]).timed(row["num_frames"], row["fps"])
-        seconds = self._video().second_per_grid(len(shown), *timed)
-        return {name: stored, "image_grid_thw": np.array([grid], np.int32), SECONDS: np.array([seconds], np.float32)}
-
-    def _decoded(self, frames: Iterator[bytes], sample_id: str) -> Iterator[Pixels]:
-        """Yields frames that are images. Raises SampleError for one of another size, whatever its header says."""
-        size: tuple[int, int] | None = None
-        for number, data in enumerate(frames, 1):
-            image = decode_image(data, sample_id=f"{sample_id}, frame {number}", **self.step.decoding)
-            if image.size != (size := size or image.size):
-                raise SampleError("frame_sizes", f"frame {number} of {sample_id} has another size than the first")
-            yield np.array(image)
 
     def lengths(self, shard: Shard) -> Array:
         """See `ItemGroup`; of `length_names` behind `num_images`."""
@@ -243,24 +184,37 @@ class ArrayForm:
     known: str = ""
     merge_size: ClassVar[int | None] = None
     probe_values: ClassVar[tuple[tuple[int, int], ...]] = ((96, 64), (300, 200))
-    columns: ClassVar[tuple[str, ...]] = ("width", "height")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `PatchForm`."""
+        return ("width", "height", *(("grid_h", "grid_w", *OF_VIDEO) if self.step.video else ()))
 
     @property
     def form(self) -> BatchForm:
-        """The declared form of what the processor gives of an image."""
-        return _known_form(self.known) if self.known else self._opened().form
+        """The declared form of what the processor gives of an image, and of what its video processor would.
+
+        An item has rows of one of them alone.
+        """
+        if self.known:
+            return _known_form(self.known)
+        return self._opened().form if self.step.video is None else _form_with_videos(self.step, self.step.video)
+
+    @property
+    def _shows(self) -> ShownVideos:
+        return ShownVideos(self.step, image_settings(Path(self.step.folder)))
 
     @property
     def arrays(self) -> tuple[ArrayField, ...]:
         """How the fields of the form lie on disk. Under zstd the largest field is compressed."""
         form = self.form
-        packed = form.pixels.name if self.codec == "zstd" else None
+        packed = {form.pixels.name, VIDEO_VALUES} if self.codec == "zstd" else set()
         return tuple(
             ArrayField(
                 name=one.name,
                 shape=one.shape,
                 dtype=np.dtype(one.stored_dtype).newbyteorder("<"),
-                is_packed=one.name == packed,
+                is_packed=one.name in packed,
             )
             for one in form.stored
         )
@@ -279,21 +233,30 @@ class ArrayForm:
 
     @property
     def read_values(self) -> frozenset[str]:
-        counted = self.counted
-        return frozenset([shape_name(counted.name)] if counted is not None and counted.has_shape else [])
+        counted = [self.counted, *(one for one in self.arrays if one.name == VIDEO_VALUES)]
+        return frozenset(shape_name(one.name) for one in counted if one is not None and one.has_shape)
 
     def of_manifest(self, manifest: Manifest) -> Manifest:
-        return manifest
+        if self.step.video is None:
+            return manifest
+        images, bad = self._shows.with_grids(manifest.items["image"])
+        return without(replace(manifest, items={**manifest.items, "image": images}), "image", bad)
 
-    def told(self, values: Sequence[int]) -> tuple[int, int]:
-        return (values[0], values[1])
+    def told(self, values: Sequence[Any]) -> Size | ShownVideo:
+        row = dict(zip(self.columns, values, strict=False))  # of an image of a probe its size alone
+        if row.get("video") is None:
+            return (row["width"], row["height"])
+        return ShownVideo(row["grid_t"], row["grid_h"], row["grid_w"], self._shows.seconds(row))
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return tuple(spec for one in self.arrays for spec in one.specs())
 
     def make(self, row: Mapping[str, Any], data: bytes | Iterator[bytes]) -> Values:
-        assert isinstance(data, bytes)
         form = self.form
+        if row.get("video") is not None:
+            with span(FEATURES):
+                return _stored(form, self.arrays, self._of_video(row, data))
+        assert isinstance(data, bytes)
         try:
             with span(FEATURES):
                 made = self._opened().make(data, sample_id=row["sample_id"], size=(row["width"], row["height"]))
@@ -305,16 +268,20 @@ class ArrayForm:
                 code="FB125",
             ) from err
 
+    def _of_video(self, row: Mapping[str, Any], data: bytes | Iterator[bytes]) -> dict[str, Array]:
+        """Returns the arrays of a video, none of what images have. Rows of patches are (channel, time, y, x)."""
+        shows = self._shows
+        patches, grid, seconds = shows.make(row, data)
+        rows = patches.reshape(-1, patches.shape[1] * shows.video.temporal_patch_size)
+        found = {VIDEO_VALUES: rows, VIDEO_GRIDS: grid, OMNI_SECONDS: seconds}
+        none = {f.name: np.zeros([n or 0 for n in f.shape], f.stored_dtype) for f in self.form.stored}
+        return {**none, **found}
+
     def lengths(self, shard: Shard) -> Array:
-        counted = self.counted
-        if counted is None:
+        counted = [self.counted, *(one for one in self.arrays if one.name == VIDEO_VALUES)]
+        if counted[0] is None:
             return np.zeros((0, shard.entry.rows), np.int64)
-        if not counted.has_shape:
-            return shard.lengths(counted.name)[None]
-        values, offsets = shard.column(shape_name(counted.name))
-        patches = np.zeros(shard.entry.rows, np.int64)
-        present = np.diff(offsets) > 0
-        patches[present] = values[offsets[:-1][present]]
+        patches: Array = np.sum([_rows_of(one, shard) for one in counted if one is not None], axis=0)
         return patches[None]
 
     def constants(self) -> dict[str, Any]:
@@ -323,6 +290,8 @@ class ArrayForm:
     def probed(self) -> Iterator[Mapping[str, Any]]:
         yield from self._made()
         yield {"form": digest(self.form.to_json())}
+        if (video := self.step.video) is not None:
+            yield {PATCHES: video_patches(probed_frames(), video.grid(3, 90, 60), video, self._shows.settings)}
 
     def listed_lengths(self, images: pa.Table) -> dict[str, Array]:  # noqa: ARG002  only its processor knows
         return {}
@@ -350,7 +319,7 @@ class ArrayForm:
 
     def _opened(self) -> OpenProcessor:
         # By the form that stands in the cache, whatever this worker would find.
-        return _opened_processor(self.step, _known_form(self.known) if self.known else None)
+        return _opened_processor(self.step, self.form if self.known or self.step.video else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,12 +345,32 @@ def form_of(steps: ImageGroup, codec: Codec) -> PatchForm | ArrayForm:
     raise TypeError(f"{steps.step} stores no images")
 
 
+def _rows_of(field: ArrayField, shard: Shard) -> Array:
+    """Returns how many patches or tiles each item of a shard has in a field, int64 [rows]."""
+    if not field.has_shape:
+        return shard.lengths(field.name)
+    values, offsets = shard.column(shape_name(field.name))
+    patches = np.zeros(shard.entry.rows, np.int64)
+    present = np.diff(offsets) > 0
+    patches[present] = values[offsets[:-1][present]]
+    return patches
+
+
 def _stored(form: BatchForm, fields: Sequence[ArrayField], made: Mapping[str, Array]) -> dict[str, Array]:
     """Returns what is stored of one image. made: an array of each field; ValueError for one that does not fit."""
     values: dict[str, Array] = {}
     for one, stored in zip(form.stored, fields, strict=True):
         values |= stored.packed(one.stored(made[one.name]), made[one.name].shape)
     return values
+
+
+@functools.lru_cache(maxsize=4)
+def _form_with_videos(step: Processed, video: VideoSettings) -> BatchForm:
+    """Returns the form of items that are images or videos: what is of the others alone has no row of one."""
+    form = step.opened().form
+    behind = (replace(each, join="cat", shape=(None, *each.shape)) for each in form.fields if each.join == "stack")
+    images = {each.name: each for each in (*form.fields, *behind)}
+    return replace(form, fields=(*images.values(), *video_fields(video)))
 
 
 @functools.lru_cache(maxsize=4)

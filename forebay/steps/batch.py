@@ -178,7 +178,7 @@ def collate_fields(
     places = {field.name: _places(field, arrays[field.name], are_rows=are_rows) for field in form.stored}
     batch: Batch = {}
     for field in form.fields:
-        wanted = dtype if field.dtype == "float32" else getattr(torch, field.dtype)
+        wanted = dtype if field.dtype == "float32" and field.is_rounded else getattr(torch, field.dtype)
         held = places[field.mask_of or field.lengths_of or field.name]
         if field.mask_of is not None:
             batch[field.name] = held.mask(field, dtype=wanted, allocate=allocate)

@@ -84,6 +84,8 @@ class FieldForm:
     holds_moments: bool = False
     """Whether the first half of axis 0 are means, and the second as many log-variances, of a normal distribution. A
     batch has the first half: the means, or what `[loader] latent` has drawn in their place."""
+    is_rounded: bool = True
+    """Whether float32 becomes the dtype that a loader is asked for."""
     on_disk: str = field(init=False, repr=False, compare=False)
     """The name of the field in the cache."""
     is_of_lines: bool = field(init=False, repr=False, compare=False)
@@ -507,5 +509,6 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "table": lambda value, _: Table.from_json(value),
     "finish": lambda value, what: one_of(value, tuple(FINISHES), what),
     "holds_moments": lambda value, what: bool(integer(int(value is True), what, least=1)),
+    "is_rounded": lambda value, what: bool(integer(int(value is False), what, least=1)) is False,
 }
 """How what `FieldForm.to_json` wrote of a field is read."""

@@ -82,7 +82,7 @@ class ImageGroup(GroupRecipe):
             "more_images": config.source.more_images,
         }
         if "video" in step.given:
-            given |= {"max_video_s": config.source.max_video_s, "video": _video_of(vision)}
+            given |= {"max_video_s": config.source.max_video_s, "video": _video_of(vision, step)}
         made_step = made(step, vision.settings, **{name: given[name] for name in step.given})
         return cls(step=made_step, folder=vision.processor, codec=vision.codec)
 
@@ -104,11 +104,19 @@ class ImageGroup(GroupRecipe):
         return {"images": self.step.name, **self.step.compared()}
 
 
-def _video_of(vision: VisionConfig) -> VideoSettings | None:
+def _video_of(vision: VisionConfig, step: type[ImageStep]) -> VideoSettings | None:
     if vision.settings.get("fps") is None:
         return None
     folder = Path(vision.processor)
-    return video_settings(folder, image_settings(folder))
+    found = video_settings(folder, image_settings(folder))
+    if (found.family == "omni") is not step.is_of_transformers:
+        takes = "Qwen2.5-Omni and Qwen3-Omni" if step.is_of_transformers else "Qwen2-VL, Qwen2.5-VL and Qwen3-VL"
+        raise ConfigError(
+            f'vision.fps is set for videos, which images = "{step.name}" has of {takes} alone, and {folder} is of '
+            "another model; leave vision.fps out, or vision.images",
+            code="FB107",
+        )
+    return found
 
 
 def image_step_of(config: Config) -> type[ImageStep] | None:

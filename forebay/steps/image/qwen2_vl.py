@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -21,8 +21,9 @@ from forebay.spans import DECODE, PATCHES, RESIZE, span
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.form import Table as FormTable
 from forebay.steps.image.processor.processor_call import hide_torchvision, torchvision_problem
-from forebay.steps.image.video_settings import Sampling, VideoSettings
-from forebay.steps.step import ImageStep, Stored
+from forebay.steps.image.video_settings import VideoSettings
+from forebay.steps.image.video_step import ShowsVideos
+from forebay.steps.step import Stored
 from forebay.store.image.codec import (
     FIELDS,
     SECONDS,
@@ -48,6 +49,8 @@ Table = npt.NDArray[np.float32]
 CODES, GRIDS = "patches", "image_grid_thw"
 """The fields of an image: its patches as they are stored, and how many they are."""
 VIDEO_VALUES = "pixel_values_videos"
+OMNI_SECONDS = "video_second_per_grid"
+"""Seconds of a step of a video's grid in time, as models of the omni family take them, float32 [1] an item."""
 _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
 Backend = Literal["pil", "torchvision"]
@@ -56,7 +59,7 @@ _ENDINGS: dict[Backend, str] = {"pil": "Pil", "torchvision": ""}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patches(ImageStep):
+class Patches(ShowsVideos):
     """`patches` uint8 [n, 3 * patch_size^2] and `image_grid_thw` int32 [1, 3], as a Qwen2-VL processor cuts images.
 
     Decoded, turned as its EXIF says, made RGB as the processor makes an open image RGB (`alpha = "drop"`: as its
@@ -73,31 +76,9 @@ class Patches(ImageStep):
         "image_webp": "bytes",
         "image_file": "bytes",
     }
-    given: ClassVar[frozenset[str]] = frozenset(
-        {"processor", "max_pixels", "max_sample_bytes", "more_images", "video", "max_video_s"}
-    )
-
     backend: Backend = "pil"
     """Of the processor. The two give different pixels for some images, so the backend is in the key."""
-    fps: float | None = None
-    """Frames a second that are shown of videos, within the processor's `min_frames` and `max_frames`; a part of a
-    conversation may say otherwise. Without it rows with videos are refused (`has_video`)."""
-    max_frames: int | None = None
-    """The most frames of a video, in place of the processor's `max_frames`; a longer list of frames is refused."""
-    video: VideoSettings | None = None
-    max_video_s: float = 0
     version: int = 2
-
-    def compared(self) -> dict[str, Any]:
-        """See `Step`: what is of videos stands there where there are any."""
-        found = super(Patches, self).compared()
-        of_videos = ("fps", "max_frames", "video", "max_video_s")
-        return found if self.fps else {name: value for name, value in found.items() if name not in of_videos}
-
-    @property
-    def sampling(self) -> Sampling:
-        """Which frames of a video are shown where its part says nothing."""
-        return Sampling(fps=self.fps, max_frames=self.max_frames)
 
     @classmethod
     def batch(cls, stored: Stored) -> BatchForm:
@@ -129,7 +110,7 @@ class Patches(ImageStep):
                 "[audio] stands beside [vision], and patches stand in packs, which hold items of one group; set "
                 'vision.images = "processor"'
             )
-        return [*found, *_of_videos(config)]
+        return [*found, *super(Patches, cls).contradictions(config)]
 
     def fields(self, codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:
         """Returns the fields of an image. patch_bytes: of one patch, 3 * patch_size^2.
@@ -166,24 +147,23 @@ def video_form(constants: Mapping[str, Any]) -> BatchForm | None:
     if "video_table" not in constants:
         return None
     width = int(constants["patch_size"]) ** 2 * int(constants["temporal_patch_size"])
-    table = FormTable(axis=1, values=np.array(constants["video_table"], np.float32), inner=width)
+    pixels, grids = _of_videos(np.array(constants["video_table"], np.float32), width)
+    return BatchForm.exact(Patches.name, grids, replace(pixels, of=VIDEO_PATCHES))
+
+
+def video_fields(video: VideoSettings) -> tuple[FieldForm, ...]:
+    """Returns the forms of what a processor of the omni family hands on of videos, as images have them."""
+    pixels, grids = _of_videos(video.table(), video.patch_size**2 * video.temporal_patch_size)
+    seconds = FieldForm(name=OMNI_SECONDS, dtype="float32", shape=(None,), stored_dtype="float32", join="cat")
+    return pixels, grids, replace(seconds, is_rounded=False)
+
+
+def _of_videos(table: Table, width: int) -> tuple[FieldForm, FieldForm]:
+    """Returns the forms of pixels and grids. width: values of a channel in a row."""
+    values = FormTable(axis=1, values=table, inner=width)
+    rows: dict[str, Any] = {"shape": (None, 3 * width), "stored_dtype": "uint8", "join": "cat"}
     grids = FieldForm(name=VIDEO_GRIDS, dtype="int64", shape=(None, 3), stored_dtype="int32", join="cat")
-    rows: dict[str, Any] = {"of": VIDEO_PATCHES, "shape": (None, 3 * width), "stored_dtype": "uint8", "join": "cat"}
-    return BatchForm.exact(Patches.name, grids, FieldForm(name=VIDEO_VALUES, dtype="float32", table=table, **rows))
-
-
-def _of_videos(config: Config) -> list[str]:
-    """Returns what videos are not for."""
-    vision = config.vision
-    if vision is None:
-        return []
-    fps, most = (vision.settings.get(name) for name in ("fps", "max_frames"))
-    found = [] if fps or most is None else ["vision.max_frames is of videos, which vision.fps asks for; set it, too"]
-    if fps is not None and not 0 < fps <= 1000:
-        found.append(f"vision.fps is {fps}, wanted more than 0, and 1000 at most")
-    if most is not None and most < 1:
-        found.append(f"vision.max_frames is {most}, wanted 1 or more")
-    return found
+    return FieldForm(name=VIDEO_VALUES, dtype="float32", table=values, **rows), grids
 
 
 @dataclass(frozen=True, slots=True)

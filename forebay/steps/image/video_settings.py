@@ -18,8 +18,9 @@ import numpy.typing as npt
 from forebay.errors import ConfigError, SampleError
 from forebay.store.image.image_settings import ImageSettings, grid_thw, setting_value
 
-Family = Literal["qwen2", "qwen2_5", "qwen3"]
-"""Which Qwen-VL. It is shown time not at all, by positions, by texts before each frame; boxes as `BoxWriter` says."""
+Family = Literal["qwen2", "qwen2_5", "qwen3", "omni"]
+"""Which Qwen-VL. It is shown time not at all, by positions, by texts before each frame; boxes as `BoxWriter` says.
+`omni` is of Qwen2.5-Omni and Qwen3-Omni, whose own processors write conversations."""
 _FILES = (("processor_config.json", "video_processor"), ("video_preprocessor_config.json", ""))
 _OLD_FILE = ("preprocessor_config.json", "")
 _OF_TYPE: Mapping[str, Family] = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2_5", "qwen3_vl": "qwen3"}
@@ -33,7 +34,12 @@ _CLASSES: Mapping[Family, tuple[str, ...]] = {
     "qwen2": ("Qwen2VLVideoProcessor",),
     "qwen2_5": ("Qwen2VLVideoProcessor", "Qwen2_5_VLVideoProcessor"),
     "qwen3": ("Qwen3VLVideoProcessor",),
+    "omni": ("Qwen2VLVideoProcessor",),
 }
+_OMNI_SIDES = {"Qwen2_5OmniProcessor": 28, "Qwen3OmniMoeProcessor": 32}
+"""By the processors of the omni family the side of the squares in which their own bounds of a frame are counted. They
+say these bounds in every call of their video processor, whatever stands in its file."""
+_OMNI_TYPES = {"qwen2_5_omni": "Qwen2_5OmniProcessor", "qwen3_omni_moe": "Qwen3OmniMoeProcessor"}
 _DEFAULTS: Mapping[Family, dict[str, Any]] = {
     "qwen2": {"min_pixels": 128 * 28 * 28, "max_pixels": 28 * 28 * 768},
     "qwen3": {
@@ -210,9 +216,14 @@ class VideoSettings:
         firsts, lasts = padded[::copies], padded[copies - 1 :: copies]
         return [f"<{(first / fps + last / fps) / 2:.1f} seconds>" for first, last in zip(firsts, lasts, strict=True)]
 
-    def second_per_grid(self, count: int, num_frames: float, fps: float) -> float:
-        """Returns the seconds of a step of the grid in time: `second_per_grid_ts` of Qwen2_5_VLProcessor."""
-        return self.temporal_patch_size / (count / num_frames * fps)
+    def second_per_grid(self, count: int, num_frames: float, fps: float, asked: Sampling) -> float:
+        """Returns the seconds of a step of the grid in time: `second_per_grid_ts` of Qwen2_5_VLProcessor.
+
+        `video_second_per_grid` of the omni family is by the rate that its processor is told in a call, which it takes
+        for that of the frames.
+        """
+        rate = (asked.sample_fps or asked.fps) if self.family == "omni" else None
+        return self.temporal_patch_size / (rate or count / num_frames * fps)
 
     def constants(self) -> dict[str, Any]:
         """Returns what a collator must know of videos: how time is shown, the table of values."""
@@ -331,7 +342,8 @@ def video_settings(folder: Path, images: ImageSettings) -> VideoSettings:
     documents = [(path, document) for path, document in _documents(folder) if document is not None]
     if not documents:
         raise _unusable(f"{folder} holds no video processor, wanted {_FILES[1][0]}")
-    family, (path, document) = family_in(folder), documents[0]
+    side, (path, document) = omni_side(folder), documents[0]
+    family: Family | None = "omni" if side else family_in(folder)
     if family is None:
         raise _unusable(
             f"{folder} says neither by processor_class nor by model_type in config.json which Qwen-VL it is of, "
@@ -348,6 +360,8 @@ def video_settings(folder: Path, images: ImageSettings) -> VideoSettings:
     given = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge")} | {
         name: value for name, value in document.items() if value is not None
     }
+    if side:
+        given |= {"min_pixels": 128 * side**2, "max_pixels": 768 * side**2}
     given["tokens_per_second"] = _model_config(folder).get("vision_config", {}).get("tokens_per_second")
     shown = VideoSettings(family=family, **_DEFAULTS["qwen3" if family == "qwen3" else "qwen2"])
     found = {
@@ -370,6 +384,13 @@ def _documents(folder: Path) -> Iterator[tuple[Path, Any]]:
     for name, key in (*_FILES, _OLD_FILE):
         document = _json(folder / name)
         yield folder / name, (document.get(key) if key else document) or None
+
+
+def omni_side(folder: Path) -> int | None:
+    """Returns the number of `_OMNI_SIDES` of a folder; None of any other model."""
+    names = [_json(folder / name) for name in ("processor_config.json", _OLD_FILE[0], "tokenizer_config.json")]
+    named = next((str(each["processor_class"]) for each in names if each.get("processor_class")), None)
+    return _OMNI_SIDES.get(named or _OMNI_TYPES.get(str(_model_config(folder).get("model_type")), ""))
 
 
 def family_in(folder: Path) -> Family | None:

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from forebay.errors import SampleError, TextError
 from forebay.spans import TOKENS, span
@@ -25,6 +25,15 @@ STEP_S = 0.02
 """Seconds of a step, of Whisper's timestamps."""
 Size = tuple[int, int]
 """(width, height) of an image as displayed, in pixels of its file."""
+
+
+class ShownVideo(NamedTuple):
+    """A video, as a processor that writes conversations is told: its grid in patches, the seconds of a step in time."""
+
+    t: int
+    h: int
+    w: int
+    second_per_grid: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.processor.codes import Encoder, NotInTable
 from forebay.steps.image.processor.processor_call import NoArrayError, Output, array_of, ask
 from forebay.steps.image.processor.whole import image_processor_of
-from forebay.steps.step import ImageStep, Stored
+from forebay.steps.image.video_step import ShowsVideos
+from forebay.steps.step import Stored
 from forebay.steps.table import unknown
 from forebay.store.image.codec import decode_image
 from forebay.store.image.stored_items import FEATURES
@@ -34,14 +35,11 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Processed(ImageStep):
+class Processed(ShowsVideos):
     """The outputs of a processor for one image alone. `processor` is the digest of its files, `folder` their place."""
 
     name: ClassVar[str] = "processor"
-    given: ClassVar[frozenset[str]] = frozenset(
-        {"processor", "folder", "max_pixels", "max_sample_bytes", "more_images"}
-    )
-
+    given: ClassVar[frozenset[str]] = ShowsVideos.given | {"folder"}
     stored_as: ClassVar[str] = FEATURES
     axes: ClassVar[dict[str, str | int]] = {"image_grid_thw": 1}
     apart: ClassVar[str] = "give the processor a fixed size"
@@ -94,6 +92,11 @@ class Processed(ImageStep):
                 'plan.kind is "pack", wanted "bucket" or "window": packs are of patches, and images of a processor '
                 'stand in batches, for example [plan] kind = "bucket" with batch_size = 32'
             )
+        elif plan is not None and plan.kind == "pack" and vision is not None and vision.settings.get("fps"):
+            found.append(
+                'plan.kind is "pack" and vision.fps asks for videos, whose positions beside clips packs do not have; '
+                'set plan.kind = "bucket" with batch_size, or leave vision.fps out'
+            )
         elif plan is not None and plan.kind != "pack" and plan.batch_seconds is not None and config.audio is None:
             found.append("plan.batch_seconds is of audio, and images have no seconds; give plan.batch_size")
         default = LoaderConfig()
@@ -104,7 +107,7 @@ class Processed(ImageStep):
                 f'loader.pixels is "{loader.pixels}" and is of patches; loader.dtype is that of what a processor '
                 "gives, and make_loader(device=...) copies codes and expands them there; leave it out"
             )
-        return found
+        return [*found, *super(Processed, cls).contradictions(config)]
 
     def opened(self, form: BatchForm | None = None) -> OpenProcessor:
         """Returns the processor, loaded; a process does that once. Raises ConfigError.

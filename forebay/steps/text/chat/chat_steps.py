@@ -19,6 +19,7 @@ from forebay.config.pretrained_folder import processor_digest
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.whole import named_by
+from forebay.steps.image.qwen2_vl import OMNI_SECONDS, VIDEO_VALUES
 from forebay.steps.step import CLIPS, REJECTED, RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.chat.conversation import (
     ChatTurns,
@@ -42,6 +43,7 @@ from forebay.steps.text.chat.written_boxes import TOKENS, BoxStyle, BoxWriter, w
 from forebay.steps.text.row_encoder import TURN, OneByOne
 from forebay.steps.text.tokenizer_files import TRANSFORMERS
 from forebay.steps.text.vocabulary import Vocabulary, render_chat, require_digest, tokens_pattern
+from forebay.store.image.codec import VIDEO_GRIDS
 from forebay.store.image.stored_items import FEATURES
 from forebay.store.layout import Array, FieldSpec, Group
 
@@ -240,6 +242,8 @@ def _with_seconds(rendered: str, texts: Sequence[Sequence[str]]) -> str:
 
 
 MASK = "label_mask"
+_OF_VIDEOS = (VIDEO_VALUES, VIDEO_GRIDS, OMNI_SECONDS)
+"""What models of the omni family are given of videos."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,7 +258,7 @@ class ProcessorChat(TextStep):
     libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", MASK: "tokens"}
     given: ClassVar[frozenset[str]] = frozenset(
-        {"tokenizer", "processor", "tokenizer_folder", "processor_folder", "box_writer"}
+        {"tokenizer", "processor", "tokenizer_folder", "processor_folder", "box_writer", "videos"}
     )
     setting: ClassVar[str] = "vision.processor"
 
@@ -272,6 +276,7 @@ class ProcessorChat(TextStep):
     """Whether white space around images, and at both ends of what the user says, is left out."""
     boxes: BoxStyle | None = None
     """How boxes are written: `"tokens"` or `"list"`; left out: `"tokens"` of Qwen2-VL, `"list"` of those after it."""
+    videos: bool = False
     box_writer: BoxWriter | None = None
     version: int = 3
     later: ClassVar[frozenset[str]] = LATER
@@ -364,7 +369,7 @@ class ProcessorChatEncoder(OneByOne):
         self._folder = Path(step.processor_folder)
         require_digest(step.setting, self._folder, processor_digest(self._folder), step.processor)
         self._vocabulary = Vocabulary(Path(step.tokenizer_folder), digest=step.tokenizer)
-        self.writer = Writer(self._vocabulary, self._folder, step.shows)
+        self.writer = Writer(self._vocabulary, self._folder, step.shows, videos=step.videos)
         shown = {group: (token, token) for group, token in self.writer.placeholders.items()}
         self.marks = find_turn_marks(
             self._vocabulary, self.writer.render, shown=shown, learn_through=step.learn_through
@@ -398,7 +403,7 @@ class ProcessorChatEncoder(OneByOne):
         if self.step.can_pack and merge_size is not None:
             token = self._vocabulary.find(self.writer.placeholders["image"])
             found["mrope"] = {"token": token, "merge_size": int(merge_size)}
-        return {**found, "image_outputs": list(self.text_form.images)}
+        return {**found, "image_outputs": [*self.text_form.images, *(_OF_VIDEOS if self.step.videos else ())]}
 
     def encode(self, text: str, told: Sequence[Told], *, sample_id: str) -> dict[str, Array]:
         """Returns the fields of a conversation, see `ProcessorChat`.
@@ -420,7 +425,7 @@ class ProcessorChatEncoder(OneByOne):
 
     def _encoded(self, conversation: list[Message], told: Sequence[Told], *, sample_id: str) -> dict[str, Array]:
         found = by_group(told)
-        counts = {group: len(found[group]) for group in self.writer.groups}
+        counts = {kind: len(found[kind]) for kind in self.writer.kinds}
         turns = check_conversation(
             conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self.step.train_on
         )

@@ -25,10 +25,11 @@ from forebay.steps.audio.extractor.conversation_sound import SoundPart
 from forebay.steps.audio.extractor.extractor_call import OpenExtractor
 from forebay.steps.image.processor.whole import audio_part, image_processor_of, sound_extractor_of, whole_processor
 from forebay.steps.text.chat.conversation import Message, with_items
-from forebay.steps.text.row_encoder import Size
+from forebay.steps.text.row_encoder import ShownVideo, Size
 from forebay.steps.text.vocabulary import Vocabulary, render_chat, tools_apart
 from forebay.store.layout import Array, Group
 
+VIDEO = "video"
 _LARGE = 1024
 """Values of an array above which its shape alone is remembered."""
 _NO_WAY = (TypeError, ValueError, IndexError, AttributeError, KeyError, RuntimeError)
@@ -262,24 +263,53 @@ class BlankClips:
         return text
 
 
-Told = Size | int
-"""What is known of an item: width and height of an image, the samples of a clip."""
+class BlankVideos:
+    """The part of a processor of the omni family for videos, by grids alone: what a video becomes in the text.
+
+    It stands where the video processor does, which needs torchvision, and where the processor asks it.
+    """
+
+    def __init__(self, processor: Any, images: Any) -> None:
+        """images: the image processor, which cuts patches as that of videos does."""
+        self.merge_size, self.temporal_patch_size = images.merge_size, images.temporal_patch_size
+        self._replaced = processor.replace_video_token
+        self.told: Sequence[ShownVideo] = ()
+        """The videos that are asked for, in their order."""
+
+    def write(self, videos: Any, **options: Any) -> tuple[Outputs, list[str]]:  # noqa: ARG002  strings, see `told`
+        """Returns no outputs, and the text in the place of each video."""
+        found = {
+            "video_grid_thw": np.array([each[:3] for each in self.told], np.int64),
+            "video_second_per_grid": [each.second_per_grid for each in self.told],
+        }
+        return {}, [self._replaced(found, video_idx=place, **options) for place in range(len(self.told))]
+
+
+Told = Size | ShownVideo | int
+"""What is known of an item: width and height of an image, of a video its grid too, the samples of a clip."""
 Items = Mapping[Group, Sequence[Any]]
 
 
 def by_group(told: Sequence[Told]) -> dict[Group, list[Any]]:
-    """Returns what is told of the items of a row, by group."""
+    """Returns what is told of the items of a row, by group, those of videos apart."""
+    seen = [each for each in told if not isinstance(each, int)]
     return {
         "audio": [each for each in told if isinstance(each, int)],
-        "image": [each for each in told if not isinstance(each, int)],
+        "image": [each for each in seen if len(each) < len(ShownVideo._fields)],
+        VIDEO: [ShownVideo(*each) for each in seen if len(each) == len(ShownVideo._fields)],
     }
 
 
 class Writer:
     """The whole processor of a folder, which writes conversations with items of some groups."""
 
-    def __init__(self, vocabulary: Vocabulary, folder: Path, groups: Sequence[Group] = ("image",)) -> None:
-        """Builds the processor. Raises ConfigError where that cannot be, or nothing says how it shows an item."""
+    def __init__(
+        self, vocabulary: Vocabulary, folder: Path, groups: Sequence[Group] = ("image",), *, videos: bool = False
+    ) -> None:
+        """Builds the processor. Raises ConfigError where that cannot be, or nothing says how it shows an item.
+
+        videos: whether conversations have some among their images.
+        """
         tokenizer = vocabulary.tokenizer
         if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -292,12 +322,16 @@ class Writer:
         self._vocabulary, self.processor = vocabulary, processor
         vocabulary.renders(processor)
         self._images, self._clips = None, None
+        self._videos = BlankVideos(processor, processor.image_processor) if videos else None
+        if self._videos is not None:
+            processor.video_processor, processor._process_videos = self._videos, self._videos.write
         if "image" in groups:
             self._images = processor.image_processor = BlankImages(processor.image_processor)
         if "audio" in groups:
             self._clips = processor._process_audio = BlankClips(processor._process_audio)
         self._heard = processor.tokenizer = _Hearing(tokenizer)
-        self.placeholders = {group: self._placeholder(folder, group) for group in groups}
+        self.kinds = (*groups, *([VIDEO] if videos else []))
+        self.placeholders = {kind: self._placeholder(folder, kind) for kind in self.kinds}
 
     @property
     def control_tokens(self) -> set[str]:
@@ -314,6 +348,8 @@ class Writer:
         """Returns the conversation with blank images and clips. told: of each group in their order."""
         known = by_group(told)
         blank = {"image": [*map(blank_image, known["image"])], "audio": [*map(_silence, known["audio"])]}
+        if self._videos is not None:
+            self._videos.told, blank[VIDEO] = known[VIDEO], [f"video {n}" for n in range(len(known[VIDEO]))]
         if self._clips is None:
             return self.write_with(conversation, blank)
         self._clips.told = known["audio"]
@@ -379,7 +415,7 @@ class Writer:
         return found
 
 
-_ARTICLES: Mapping[Group, str] = {"audio": "a clip", "image": "an image"}
+_ARTICLES: Mapping[Group, str] = {"audio": "a clip", "image": "an image", VIDEO: "a video"}
 
 
 def _silence(samples: int) -> Array:
