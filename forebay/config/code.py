@@ -267,7 +267,9 @@ def facts_of(config: Config) -> MeaningFacts:
         return own.facts
     sections = {"audio": config.audio, "image": config.vision}
     facts = MEANINGS[config.meaning].of_groups([group for group, section in sections.items() if section is not None])
-    return replace(facts, has_videos=config.vision is not None and config.vision.settings.get("fps") is not None)
+    settings = {} if config.vision is None else config.vision.settings
+    has_videos = settings.get("fps") is not None
+    return replace(facts, has_videos=has_videos, has_sound=has_videos and bool(settings.get("sound")))
 
 
 def _names(value: object, known: set[str]) -> tuple[str, ...] | None:

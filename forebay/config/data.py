@@ -62,7 +62,8 @@ class MeaningFacts:
 
     columns: the names of `[source.columns]` that kinds of source read by name. groups: those that a row has items of.
     lists: those of them whose items a row lists; of any other one it is an item itself. prompt: the `text.prompt` that
-    means this where a config names no meaning. has_videos: images may be videos.
+    means this where a config names no meaning. has_videos: images may be videos. has_sound: the sound of these is a
+    clip beside them.
     """
 
     name: str
@@ -72,6 +73,7 @@ class MeaningFacts:
     prompt: str = ""
     lists: tuple[str, ...] = ("image",)
     has_videos: bool = False
+    has_sound: bool = False
 
     def of_groups(self, given: Collection[str]) -> MeaningFacts:
         """Returns the facts where rows have items of these groups alone: only what is listed may be left out."""

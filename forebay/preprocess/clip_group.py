@@ -15,6 +15,7 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.preprocess.audio_group import NUM_SAMPLES, AudioItems, decoded_length
+from forebay.preprocess.decode import FilmClips
 from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, item_names, without
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import LISTS, Manifest
@@ -44,6 +45,7 @@ class ClipItems(AudioItems):
         return np.concatenate([np.ones((1, shard.entry.rows), np.int64), super(ClipItems, self).lengths(shard)])
 
     def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
+        read = FilmClips(read, self.max_sample_bytes)
         hashes = rows["hash"].to_pylist() if "hash" in rows.column_names else [""] * len(rows)
         for found, values in zip(hashes, super(ClipItems, self).samples(rows, read), strict=True):
             yield {AUDIO_HASH.name: found, **values}

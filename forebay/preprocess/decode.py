@@ -10,7 +10,7 @@ import io
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -23,9 +23,10 @@ from forebay.rows.list_rows import list_row, list_rows
 from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.media_reader import MediaReader
-from forebay.rows.segments import segment_of
+from forebay.rows.segments import Bounds, RecordingParts, segment_of, wav_bytes
 from forebay.spans import RESAMPLE, span
 from forebay.steps.audio.audio_section import in_conversations
+from forebay.steps.audio.film_sound import film_sound, is_film
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache
@@ -263,6 +264,38 @@ def _refuse_undecodable(err: LibsndfileError, data: bytes, sample_id: str) -> No
     raise DecodeError("corrupt_audio", message) from err
 
 
+class FilmClips:
+    """What reads clips: encoded bytes, or of a film, whose sound is the clip, a WAV of that."""
+
+    def __init__(self, read: Callable[..., bytes], max_bytes: int) -> None:
+        """read: as `MediaReader`. max_bytes: of a WAV."""
+        self._read, self._max_bytes = read, max_bytes
+        self._place: tuple[int, int, int] | None = None
+        self._wav = b""
+
+    def __call__(self, file: int, offset: int, size: int, segment: Bounds | None = None) -> bytes:
+        """Raises what `read` and `film_sound` do. Of the film that was read last the sound is decoded once."""
+        place = (file, offset, size)
+        if self._place != place:
+            try:
+                data = self._read(*place, segment)
+            except DecodeError as err:
+                if segment is None or err.reason != "corrupt_audio":
+                    raise
+                data = self._read(*place)  # libsndfile reads no stretch of a film
+                if not is_film(data):
+                    raise
+            if not is_film(data):
+                return data
+            found = film_sound(data, max_bytes=self._max_bytes, name="whose sound is a clip")
+            self._place, self._wav = place, wav_bytes(*found)
+        if segment is None:
+            return self._wav
+        parts = RecordingParts(io.BytesIO(self._wav), name="the sound of a video")
+        with contextlib.closing(parts):
+            return parts.wav(segment, max_bytes=self._max_bytes)
+
+
 class Heard:
     """Decodes samples of a cache by their rows, as `audio.keep_waveform` would keep them; threads may share it."""
 
@@ -302,8 +335,9 @@ class Heard:
                 return found
             column, most = source.columns.media, source.max_sample_bytes
             with MediaReader(manifest.files, max_open=1, max_bytes=most, column=column, as_listed=True) as read:
+                clips = FilmClips(read, most)
                 for item in manifest.items["audio"].to_pylist():
-                    data = read(item["file"], item["offset"], item["size"], segment_of(item))
+                    data = clips(item["file"], item["offset"], item["size"], segment_of(item))
                     clip = decode_audio(data, audio.decode, sample_id=sample_id, want="int16")
                     found[item["hash"]] = Waveform().make([clip])[0]["waveform"]
         return found

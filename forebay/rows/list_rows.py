@@ -128,7 +128,7 @@ class RowListing:
         """Returns the items of each group that rows list, none yet; their files are numbered together."""
         files, facts = NamedFiles(self.manifests, self.source), self.meaning.facts
         return [
-            ListedMedia(self.source, files, self.map_, self.reader, self.cache_root, group)
+            ListedMedia(self.source, files, self.map_, self.reader, self.cache_root, group, facts.has_sound)
             for group in facts.groups
             if group in facts.lists
         ]

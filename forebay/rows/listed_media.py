@@ -41,11 +41,13 @@ from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.segments import SEGMENT_COLUMNS, Bounds, recordings_of, segment_columns, segment_of
 from forebay.rows.shared_items import first_uses, share_groups
+from forebay.steps.audio.film_sound import film_info, is_film
 from forebay.steps.image.video_frames import video_facts
 from forebay.store.image.formats import MoreImages, image_size
 from forebay.store.layout import Array, Group
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
 from forebay.store.remote.raw.raw_sources import look_up, shown
+from forebay.store.sound_containers import AudioInfo
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map, WorkerDied, mark
 
@@ -70,6 +72,7 @@ class LookTask:
     max_pixels: int
     max_video_s: float
     more_images: tuple[MoreImages, ...] = ()
+    has_films: bool = False
 
     def name(self, position: int) -> str:
         """Returns what to call one of the items."""
@@ -108,7 +111,7 @@ def look_at(task: LookTask) -> pa.Table:
                     offset, size = tars.located(str(source.path), member, name=shown_name(source))
                 with _named_errors(task, file):
                     if place.get("start_s") is not None:
-                        digest, told = _of_recording(read, file, offset, size)
+                        digest, told = _of_recording(read, task, file, offset, size, name)
                     else:
                         data = read(file, offset, size)
                         digest, told = xxhash.xxh3_128_hexdigest(data), _LOOKS[task.group](data, task, place, name)
@@ -130,17 +133,25 @@ def _size_of(data: bytes, task: LookTask, place: Mapping[str, Any], name: str) -
 
 
 def _sound_of(data: bytes, task: LookTask, place: Mapping[str, Any], name: str) -> tuple[int, int]:  # noqa: ARG001
-    info = told_info(lambda start, count: data[start : start + count], len(data))
+    info = _info(lambda start, count: data[start : start + count], len(data), task, name)
     return info.num_samples, info.sample_rate_hz
 
 
-def _of_recording(reader: MediaReader, file: int, offset: int, size: int) -> tuple[str, tuple[int, int]]:
-    """Returns the hash of a recording and what its header says; a block is held at a time."""
+def _info(read: Callable[[int, int], bytes], size: int, task: LookTask, name: str) -> AudioInfo:
+    if task.has_films and is_film(read(0, 16)):
+        return film_info(read(0, min(size, task.max_bytes + 1)), max_s=task.max_video_s, name=name)
+    return told_info(read, size)
+
+
+def _of_recording(
+    reader: MediaReader, task: LookTask, file: int, offset: int, size: int, name: str
+) -> tuple[str, tuple[int, int]]:
+    """Returns the hash of a recording and what its header says; a block is held at a time, of a film all of it."""
     state = xxhash.xxh3_128()
     with reader.parts(file, offset, size) as (read, count):
         for start in range(0, count, _BLOCK_BYTES):
             state.update(read(start, _BLOCK_BYTES))
-        info = told_info(read, count)
+        info = _info(read, count, task, name)
     return state.hexdigest(), (info.num_samples, info.sample_rate_hz)
 
 
@@ -187,6 +198,8 @@ class ListedMedia:
     reader: RowReader
     cache_root: str
     group: Group
+    has_films: bool = False
+    """Whether clips may be films, whose sound they are."""
     file: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     fact: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     _group: Array = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -388,6 +401,7 @@ class ListedMedia:
                 max_pixels=self.source.max_pixels,
                 max_video_s=self.source.max_video_s,
                 more_images=self.source.more_images,
+                has_films=self.has_films,
             )
             start = stop
 

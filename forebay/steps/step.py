@@ -40,6 +40,8 @@ MODEL = "model"
 """What caches call the features of a group that a model made."""
 CLIPS = "clips"
 """What caches call the features of clips that conversations list, as their processor gives them."""
+HEARS_VIDEOS = "use_audio_in_video"
+"""What caches and batches call it that videos have their sound among the clips, as models of the omni family do."""
 REJECTED = "rejected_"
 """Before the names of the fields of a rejected answer."""
 ClipDtype = Literal["float32", "int16"]

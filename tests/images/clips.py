@@ -60,6 +60,39 @@ def clip(
     return file.getvalue()
 
 
+def film(
+    frames: Sequence[np.ndarray],
+    heard: np.ndarray,
+    *,
+    fps: int = 10,
+    rate_hz: int = 48_000,
+    form: str = "mp4",
+    codecs: tuple[str, str] = ("libx264", "aac"),
+) -> bytes:
+    """A video of frames with sound, float32 [channels, samples]."""
+    file = io.BytesIO()
+    layout = ("mono", "stereo")[len(heard) - 1]
+    with av.open(file, "w", format=form) as container:
+        stream: Any = container.add_stream(codecs[0], rate=fps)
+        stream.height, stream.width, stream.pix_fmt = *frames[0].shape[:2], "yuv420p"
+        said: Any = container.add_stream(codecs[1], rate=rate_hz, layout=layout)
+        for pixels in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(heard), format="fltp", layout=layout)
+        frame.sample_rate = rate_hz
+        container.mux(said.encode(frame))
+        container.mux(said.encode())
+    return file.getvalue()
+
+
+def heard_in(data: bytes) -> tuple[np.ndarray, int]:
+    """The sound of a film by a plain loop, float32 [channels, samples], and its rate; of codecs that give floats."""
+    with av.open(io.BytesIO(data), "r") as container:
+        blocks = [(frame.to_ndarray(), frame.sample_rate) for frame in container.decode(audio=0)]
+    return np.concatenate([block for block, _ in blocks], axis=1), blocks[0][1]
+
+
 def sound() -> bytes:
     """An MP4 of sound alone."""
     file = io.BytesIO()

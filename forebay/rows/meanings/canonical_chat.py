@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,9 @@ class Conversations(ListsItems):
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002
         kinds = (*self.facts.groups, *([VIDEOS] if self.facts.has_videos else []))
         text, used = canonical(*with_items(record, kinds), unknown=unknown)
-        return MeantRow(text=text, items=_by_group(text, used) if self.facts.has_videos else used)
+        if self.facts.has_videos:
+            used = _by_group(text, used, has_sound=self.facts.has_sound)
+        return MeantRow(text=text, items=used)
 
     def lacking(self, found: Collection[str], columns: SourceColumns) -> str | None:
         pairs = [*ANSWERS.items(), ("question", "chosen"), ("prompt", "chosen"), ("chosen", "rejected")]
@@ -165,12 +168,28 @@ def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any
 _ARTICLES: Mapping[str, str] = {"audio": "a clip", "image": "an image", VIDEOS: "a video"}
 
 
-def _by_group(text: str, used: Mapping[str, Sequence[Any]]) -> dict[Group, list[Any]]:
-    """Returns the items of each group: videos stand among the images, in the order of their parts. text: canonical."""
+def _by_group(text: str, used: Mapping[str, Sequence[Any]], *, has_sound: bool) -> dict[Group, list[Any]]:
+    """Returns the items of each group, in the order of their parts: videos stand among the images. text: canonical.
+
+    has_sound: their sound stands among the clips. Raises SampleError `no_sound` for a list of frames then.
+    """
     rest = {kind: iter(items) for kind, items in used.items()}
-    parts = (part["type"] for message in json.loads(text) for part in message["content"])
-    shown = [next(rest[kind]) for kind in parts if kind in ("image", VIDEOS)]
-    return {**{kind: [*items] for kind, items in rest.items() if kind not in ("image", VIDEOS)}, "image": shown}
+    found: dict[Group, list[Any]] = {kind: [] for kind in used if kind != VIDEOS}
+    for part in (part for message in json.loads(text) for part in message["content"] if part["type"] in rest):
+        found["image" if part["type"] == VIDEOS else part["type"]].append(item := next(rest[part["type"]]))
+        if part["type"] == VIDEOS and has_sound:
+            found["audio"].append(_sound_of(item))
+    return found
+
+
+def _sound_of(video: MediaPlace) -> MediaPlace:
+    """Returns the sound of a video, or of its stretch, as a clip."""
+    if video.frames:
+        raise SampleError("no_sound", "a video is a list of frames, which has no sound; leave the row out")
+    asked = Sampling(**json.loads(video.video or "{}"))
+    start_s, end_s = asked.video_start or 0.0, math.nan if asked.video_end is None else asked.video_end
+    is_whole = not start_s and asked.video_end is None
+    return video._replace(video=None, segment=None if is_whole else Bounds(start_s, end_s))
 
 
 def decoded_fields(record: Record) -> dict[str, Any]:

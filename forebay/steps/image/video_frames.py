@@ -204,7 +204,26 @@ class _Times:
 
 @contextlib.contextmanager
 def _opened(data: bytes, sample_id: str) -> Iterator[tuple[Any, Any]]:
-    """Opens a video. PyAV's errors for what the bytes are become DecodeErrors."""
+    """Opens a video, and its moving pictures."""
+    import av
+
+    with open_film(data, sample_id) as container:
+        moving = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
+        if not moving:
+            raise DecodeError("no_video_stream", f"video {sample_id}: it has no moving pictures; leave it out")
+        if (codec := moving[0].codec_context) is None:
+            raise DecodeError("unreadable_video", f"video {sample_id}: nothing here decodes it; write it as H.264")
+        codec.thread_count = 1  # a worker has one core
+        codec.options = {"err_detect": "explode"}  # damage is an error, not made good
+        yield container, moving[0]
+
+
+@contextlib.contextmanager
+def open_film(data: bytes, sample_id: str) -> Iterator[Any]:
+    """Opens the container of a video or of its sound, which FFmpeg may read nothing but `data` for.
+
+    PyAV's errors for what the bytes are become DecodeErrors.
+    """
     import av
 
     if not data:
@@ -213,14 +232,7 @@ def _opened(data: bytes, sample_id: str) -> Iterator[tuple[Any, Any]]:
     try:
         # Titles are not always UTF-8, and nobody reads them here.
         with av.open(io.BytesIO(data), options=options, metadata_errors="replace") as container:
-            moving = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
-            if not moving:
-                raise DecodeError("no_video_stream", f"video {sample_id}: it has no moving pictures; leave it out")
-            if (codec := moving[0].codec_context) is None:
-                raise DecodeError("unreadable_video", f"video {sample_id}: nothing here decodes it; write it as H.264")
-            codec.thread_count = 1  # a worker has one core
-            codec.options = {"err_detect": "explode"}  # damage is an error, not made good
-            yield container, moving[0]
+            yield container
     except (av.FFmpegError, IndexError) as err:
         raise DecodeError(
             "unreadable_video", f"video {sample_id}: {getattr(err, 'strerror', err)}; write the video again"

@@ -9,7 +9,7 @@ from forebay.config.tree import Config
 from forebay.steps.image.video_settings import Sampling, VideoSettings
 from forebay.steps.step import ImageStep
 
-_OF_VIDEOS = ("fps", "max_frames", "video", "max_video_s")
+_OF_VIDEOS = ("fps", "max_frames", "video", "max_video_s", "sound")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,8 @@ class ShowsVideos(ImageStep):
     def compared(self) -> dict[str, Any]:
         """See `Step`: what is of videos stands there where there are any."""
         found = super(ShowsVideos, self).compared()
-        return found if self.fps else {name: value for name, value in found.items() if name not in _OF_VIDEOS}
+        gone = () if self.fps and found.get("sound", True) else ("sound",) if self.fps else _OF_VIDEOS
+        return {name: value for name, value in found.items() if name not in gone}
 
     @property
     def sampling(self) -> Sampling:

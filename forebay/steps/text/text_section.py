@@ -90,6 +90,7 @@ class TextGroup(GroupRecipe):
         if "box_writer" in step.given and vision is not None:
             given["box_writer"] = BoxWriter.of(Path(vision.processor), text.settings.get("boxes"))
         given["videos"] = vision is not None and vision.settings.get("fps") is not None
+        given["sound"] = given["videos"] and bool(vision is not None and vision.settings.get("sound"))
         if "tokenizer" in step.given:
             given["tokenizer"] = _tokenizer(config, text, step)
         if "line" in step.given:

@@ -21,8 +21,9 @@ from forebay.plan.permutation import derive_key
 from forebay.steps.audio.audio_section import crop_samples
 from forebay.steps.batch import collate_fields, fresh
 from forebay.steps.form import BatchForm
-from forebay.steps.step import Allocate, Batch, PaddingSide, Stored
+from forebay.steps.step import HEARS_VIDEOS, Allocate, Batch, PaddingSide, Stored
 from forebay.steps.table import audio_step
+from forebay.store.image.codec import VIDEO_GRIDS
 from forebay.store.layout import Array
 from forebay.store.source import Sample, SampleSource, SourceUnion
 from forebay.train.augment.augmentation import Augmentation
@@ -191,6 +192,7 @@ class Collator:
         self.dtype, self.padding_side = dtype, padding_side
         self._items = as_tokens(items_of(stored), tokens or {}, name=stored.name)
         self._text = text_of(stored)
+        self._hears_videos = bool(stored.constants.get(HEARS_VIDEOS))
         if isinstance(self._text, DeclaredText) and self._text.has_pairs and augmentation is not None:
             raise ConfigError(f"{stored.name} has pairs, whose images would be changed apart; leave [[augment]] out")
         if not self._items and self._text is None:
@@ -235,7 +237,8 @@ class Collator:
             batch = self.finish(batch)
         if self._text is not None and self._crops is None:
             batch |= self._text(samples, padding_side=self.padding_side, allocate=allocate)
-        return batch
+        # A model looks for the sound of videos where it is told to, and for videos without it elsewhere.
+        return {**batch, HEARS_VIDEOS: True} if self._hears_videos and VIDEO_GRIDS in batch else batch
 
     def _cropped(self, samples: Sequence[Sample], *, allocate: Allocate, drawing: Drawing | None) -> Batch:
         assert self._crops is not None

@@ -53,6 +53,9 @@ class Processed(ShowsVideos):
     """Whether floats of which a channel takes few values are stored as codes of one or two bytes, and a table."""
     leave_out: tuple[str, ...] = ()
     """Outputs of the processor that are not stored: what is no array, and what the model does not need."""
+    sound: bool = False
+    """Whether the sound of videos is heard: it is a clip of the conversation, whose tokens alternate with those of the
+    frames as the processor writes them. Needs `fps` and `[audio]`."""
     version: int = 2
 
     @classmethod
@@ -107,6 +110,12 @@ class Processed(ShowsVideos):
                 f'loader.pixels is "{loader.pixels}" and is of patches; loader.dtype is that of what a processor '
                 "gives, and make_loader(device=...) copies codes and expands them there; leave it out"
             )
+        if (
+            vision is not None
+            and vision.settings.get("sound")
+            and (config.audio is None or not vision.settings.get("fps"))
+        ):
+            found.append("vision.sound is of the sound of videos; set vision.fps, and [audio] for the clips that it is")
         return [*found, *super(Processed, cls).contradictions(config)]
 
     def opened(self, form: BatchForm | None = None) -> OpenProcessor:

@@ -20,7 +20,7 @@ from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.whole import named_by
 from forebay.steps.image.qwen2_vl import OMNI_SECONDS, VIDEO_VALUES
-from forebay.steps.step import CLIPS, REJECTED, RowText, Stored, TextBatch, TextStep
+from forebay.steps.step import CLIPS, HEARS_VIDEOS, REJECTED, RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.chat.conversation import (
     ChatTurns,
     Message,
@@ -37,7 +37,7 @@ from forebay.steps.text.chat.conversation import (
     stripped,
 )
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
-from forebay.steps.text.chat.processor_ids import Told, Writer, WrittenIds, by_group
+from forebay.steps.text.chat.processor_ids import VIDEO, Told, Writer, WrittenIds, by_group
 from forebay.steps.text.chat.template_check import check_shown
 from forebay.steps.text.chat.written_boxes import TOKENS, BoxStyle, BoxWriter, with_boxes
 from forebay.steps.text.row_encoder import TURN, OneByOne
@@ -59,7 +59,7 @@ VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
 _ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", VIDEO_PAD)
 
 
-LATER = frozenset({"train_on", "pairs", "strip_text", "videos", "boxes", "box_writer"})
+LATER = frozenset({"train_on", "pairs", "strip_text", "videos", "boxes", "box_writer", "sound"})
 """Settings that these steps did not always have."""
 
 
@@ -317,10 +317,12 @@ class SoundChat(ProcessorChat):
     """`ProcessorChat` of conversations with clips. kinds: the groups whose items they have."""
 
     beside: ClassVar[frozenset[str]] = frozenset({CLIPS})
-    given: ClassVar[frozenset[str]] = ProcessorChat.given | {"kinds"}
+    given: ClassVar[frozenset[str]] = ProcessorChat.given | {"kinds", "sound"}
     setting: ClassVar[str] = "audio.extractor"
     can_pack: ClassVar[bool] = True
     kinds: tuple[Group, ...]
+    sound: bool = False
+    """Whether the sound of videos is among the clips."""
     version: int = 3
 
     @property
@@ -369,7 +371,8 @@ class ProcessorChatEncoder(OneByOne):
         self._folder = Path(step.processor_folder)
         require_digest(step.setting, self._folder, processor_digest(self._folder), step.processor)
         self._vocabulary = Vocabulary(Path(step.tokenizer_folder), digest=step.tokenizer)
-        self.writer = Writer(self._vocabulary, self._folder, step.shows, videos=step.videos)
+        self._has_sound: bool = getattr(step, "sound", False)
+        self.writer = Writer(self._vocabulary, self._folder, step.shows, videos=step.videos, sound=self._has_sound)
         shown = {group: (token, token) for group, token in self.writer.placeholders.items()}
         self.marks = find_turn_marks(
             self._vocabulary, self.writer.render, shown=shown, learn_through=step.learn_through
@@ -397,6 +400,8 @@ class ProcessorChatEncoder(OneByOne):
             found["pairs"] = True
         if self.step.can_pack and "audio" in self.writer.groups:
             found["clip_token"] = self._vocabulary.find(self.writer.placeholders["audio"])
+        if self._has_sound:
+            found[HEARS_VIDEOS] = True
         if "image" not in self.writer.groups:
             return found
         merge_size = getattr(self.writer.parts["image"], "merge_size", None)
@@ -426,6 +431,8 @@ class ProcessorChatEncoder(OneByOne):
     def _encoded(self, conversation: list[Message], told: Sequence[Told], *, sample_id: str) -> dict[str, Array]:
         found = by_group(told)
         counts = {kind: len(found[kind]) for kind in self.writer.kinds}
+        if self._has_sound:  # which no part of its own shows
+            counts["audio"] -= counts[VIDEO]
         turns = check_conversation(
             conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self.step.train_on
         )

@@ -243,12 +243,15 @@ class BlankClips:
         self._texts: list[str] = []
         self.told: Sequence[int] | None = None
         """Samples of the clips that are blank, in their order; None: they are real."""
+        self.token = ""
+        """That of a clip, where some are the sound of videos, in which such tokens are counted."""
         self.last: Outputs = {}
 
     def __call__(self, audio: Any, **options: Any) -> tuple[Outputs, list[str]]:
         """Returns the outputs, none of blank clips, and the text in the place of each clip."""
         if self.told is not None:
-            return {}, [self._text(length, options) for length in self.told]
+            texts = [self._text(length, options) for length in self.told]
+            return {"num_audio_tokens": [text.count(self.token) for text in texts]} if self.token else {}, texts
         self.last, texts = self._process(audio, **options)
         return self.last, texts
 
@@ -304,11 +307,17 @@ class Writer:
     """The whole processor of a folder, which writes conversations with items of some groups."""
 
     def __init__(
-        self, vocabulary: Vocabulary, folder: Path, groups: Sequence[Group] = ("image",), *, videos: bool = False
+        self,
+        vocabulary: Vocabulary,
+        folder: Path,
+        groups: Sequence[Group] = ("image",),
+        *,
+        videos: bool = False,
+        sound: bool = False,
     ) -> None:
         """Builds the processor. Raises ConfigError where that cannot be, or nothing says how it shows an item.
 
-        videos: whether conversations have some among their images.
+        videos: whether conversations have some among their images. sound: theirs is among the clips.
         """
         tokenizer = vocabulary.tokenizer
         if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
@@ -329,6 +338,12 @@ class Writer:
             self._images = processor.image_processor = BlankImages(processor.image_processor)
         if "audio" in groups:
             self._clips = processor._process_audio = BlankClips(processor._process_audio)
+        self.hears_videos = sound
+        if sound and self._clips is not None:
+            self._clips.token = processor.audio_token
+            processor._multimodal_inputs_from_conversations = _WithSound(
+                processor._multimodal_inputs_from_conversations
+            )
         self._heard = processor.tokenizer = _Hearing(tokenizer)
         self.kinds = (*groups, *([VIDEO] if videos else []))
         self.placeholders = {kind: self._placeholder(folder, kind) for kind in self.kinds}
@@ -347,7 +362,8 @@ class Writer:
     def write(self, conversation: Sequence[Message], told: Sequence[Told]) -> WrittenIds:
         """Returns the conversation with blank images and clips. told: of each group in their order."""
         known = by_group(told)
-        blank = {"image": [*map(blank_image, known["image"])], "audio": [*map(_silence, known["audio"])]}
+        sounds = len(known[VIDEO]) if self.hears_videos else 0
+        blank = {"image": [*map(blank_image, known["image"])], "audio": [*map(_silence, known["audio"][sounds:])]}
         if self._videos is not None:
             self._videos.told, blank[VIDEO] = known[VIDEO], [f"video {n}" for n in range(len(known[VIDEO]))]
         if self._clips is None:
@@ -401,6 +417,7 @@ class Writer:
             return_dict=True,
             processor_kwargs={**self._options, **options} or None,
             **tools,
+            **({"load_audio_from_video": True} if self.hears_videos else {}),
         )
         return dict(out)
 
@@ -421,6 +438,22 @@ _ARTICLES: Mapping[Group, str] = {"audio": "a clip", "image": "an image", VIDEO:
 def _silence(samples: int) -> Array:
     """Returns a clip of zeros that takes no memory."""
     return np.broadcast_to(np.float32(0), (samples,))
+
+
+class _WithSound:
+    """What a processor finds the items of conversations by, with a silence in the place of each video's sound.
+
+    It would decode that itself, by torchcodec; how long each clip is says `BlankClips.told`.
+    """
+
+    def __init__(self, finds: Callable[..., tuple[Any, Any, list[Any], dict[str, Any]]]) -> None:
+        self._finds = finds
+
+    def __call__(self, *args: Any, **options: Any) -> tuple[Any, Any, list[Any], dict[str, Any]]:
+        images, videos, clips, more = self._finds(*args, **options)
+        rest = iter(clips)
+        slots = more["audio_from_video_indices"]
+        return images, videos, [next(rest) if video is None else _silence(1) for video in slots], more
 
 
 class _Hearing:
