@@ -265,7 +265,7 @@ def _refuse_undecodable(err: LibsndfileError, data: bytes, sample_id: str) -> No
 
 
 class FilmClips:
-    """What reads clips: encoded bytes, or of a film, whose sound is the clip, a WAV of that."""
+    """A reader of clips: it gives encoded bytes, or of a film, whose sound is the clip, a WAV of that."""
 
     def __init__(self, read: Callable[..., bytes], max_bytes: int) -> None:
         """read: as `MediaReader`. max_bytes: of a WAV."""

@@ -91,15 +91,14 @@ def talks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     data = made.root / "data"
     (data / "a.mp4").write_bytes(clip(pictures(30)))
     (data / "b.mp4").write_bytes(clip(pictures(14, (64, 96))))
-    rows = [{"id": name, "messages": made.messages(name)} for name in ("one", "seen", "none")]
+    rows: list[dict[str, Any]] = [{"id": name, "messages": made.messages(name)} for name in ("one", "seen", "none")]
     video = {"type": "video", "video": "a.mp4"}
     parts = [video if text == "a.mp4" else made._part(text, opened=False) for text in TALK]
     rows += [
-        {"id": "both", "messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "A dog."}]},
+        {"id": "both", "messages": asked(*parts)},
         {"id": "two", "question": "<video> or <video>", "answer": "No.", "videos": ["b.mp4", "a.mp4"]},
-        {"id": "part", "messages": [{"role": "user", "content": [{**video, "nframes": 4, "max_pixels": 200_000}]},
-                                    {"role": "assistant", "content": "A."}]},
-    ]  # fmt: skip
+        {"id": "part", "messages": asked({**video, "nframes": 4, "max_pixels": 200_000})},
+    ]
     listed(data, rows)
     return made
 
@@ -124,14 +123,17 @@ def shown(talks: Talks, name: str) -> np.ndarray:
 
 def opened(talks: Talks, name: str) -> list[dict[str, Any]]:
     video = {each: {"type": "video", "video": shown(talks, each)} for each in ("a.mp4", "b.mp4")}
-    said = lambda *parts: [{"role": "user", "content": [*parts]}]  # noqa: E731
-    text = lambda words: {"type": "text", "text": words}  # noqa: E731
-    answer = lambda words: [{"role": "assistant", "content": [text(words)]}]  # noqa: E731
     if name in TALKS:
         return talks.messages(name, opened=True)
     if name == "two":
-        return said(video["b.mp4"], text(" or "), video["a.mp4"]) + answer("No.")
-    return said(*(video.get(each) or talks._part(each, opened=True) for each in TALK)) + answer("A dog.")
+        return asked(video["b.mp4"], {"type": "text", "text": " or "}, video["a.mp4"], answer="No.")
+    return asked(*(video.get(each) or talks._part(each, opened=True) for each in TALK))
+
+
+def asked(*parts: Any, answer: str = "A dog.") -> list[dict[str, Any]]:
+    """A question of these parts, and its answer."""
+    text = {"type": "text", "text": answer}
+    return [{"role": "user", "content": [*parts]}, {"role": "assistant", "content": [text]}]
 
 
 def test_a_batch_is_the_processor_s_and_so_is_its_loss(
@@ -166,7 +168,7 @@ def test_a_part_has_frames_and_sizes_of_its_own(talks: Talks, cache: Cache) -> N
     (grid,) = (each[0] for each in sample["video_grid_thw"] if len(each))
     assert (len(rows[0]), grid[0]) == (grid.prod(), 2)
     assert 128 * factor**2 <= grid[1:].prod() * factor**2 / 4 <= 200_000
-    np.testing.assert_array_equal(sample["video_second_per_grid"][0], np.float32([2 / (4 / 30 * 10)]))
+    np.testing.assert_array_equal(sample["video_second_per_grid"][0], np.array([2 / (4 / 30 * 10)], np.float32))
     assert cache.lengths["num_patches"][list(samples_of(cache)).index("part")] == grid.prod()
 
 

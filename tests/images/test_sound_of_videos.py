@@ -17,7 +17,7 @@ from forebay.store.cache import Cache
 from forebay.train.collate.collator import Collator
 from forebay.train.select import select
 from tests.images.clips import clip, film, heard_in, pictures
-from tests.images.test_omni_videos import FPS, own_processor, samples_of, shown, shows_videos
+from tests.images.test_omni_videos import FPS, asked, own_processor, samples_of, shown, shows_videos
 from tests.sound_families import SEES, listed, random_model, recordings
 from tests.sound_talks import Talks, built
 from tests.train.test_uncached import assert_same, assert_same_batches
@@ -40,7 +40,7 @@ def talks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     (data / "a.mp4").write_bytes(film(pictures(18), tone(1.7, 44_100, 2), rate_hz=44_100))
     webm = film(pictures(10), tone(1.2, 48_000), form="webm", codecs=("libvpx-vp9", "libopus"))
     (data / "b.webm").write_bytes(webm)
-    rows = [{"id": name, "messages": made.messages(name)} for name in ("one", "seen", "none")]
+    rows: list[dict[str, Any]] = [{"id": name, "messages": made.messages(name)} for name in ("one", "seen", "none")]
     rows += [{"id": "both", "messages": talk(made, opened=False)}]
     rows += [{"id": "film", "question": "<video>Who?", "answer": "A cat.", "videos": ["a.mp4"]}]
     part = {"type": "video", "video": "a.mp4", "video_start": 0.3, "video_end": 1.2}
@@ -49,18 +49,13 @@ def talks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return made
 
 
-def asked(*parts: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": [*parts]}, {"role": "assistant", "content": "A dog."}]
-
-
 def talk(talks: Talks, *, opened: bool) -> list[dict[str, Any]]:
     def part(name: str) -> dict[str, Any]:
         if not name.endswith((".mp4", ".webm")):
             return talks._part(name, opened=opened)
         return {"type": "video", "video": shown(talks, name) if opened else name}
 
-    words = {"type": "text", "text": "A dog."}
-    return [{"role": "user", "content": [part(name) for name in TALK]}, {"role": "assistant", "content": [words]}]
+    return asked(*(part(name) for name in TALK))
 
 
 def sound_of(talks: Talks, name: str) -> np.ndarray:
@@ -93,7 +88,7 @@ def test_a_batch_is_the_processor_s_with_its_positions_and_its_loss(
         load_audio_from_video=True, processor_kwargs={"padding": True, "videos_kwargs": {"fps": FPS}},
     )  # fmt: skip
     wanted = {name: torch.as_tensor(value) for name, value in made.items()}
-    found = Collator(cache)([samples_of(cache)["both"]])
+    found: dict[str, Any] = Collator(cache)([samples_of(cache)["both"]])
     assert found["use_audio_in_video"] is True
     features = {"input_features", "feature_attention_mask"}
     for name in wanted.keys() - features:
@@ -110,7 +105,7 @@ def test_a_batch_is_the_processor_s_with_its_positions_and_its_loss(
 
 
 def with_audio(processor: Any, clips: list[np.ndarray]) -> Any:
-    """What the processor finds in a conversation, with the sound of its videos: torchcodec is not there."""
+    """The items that the processor finds in a conversation, with the sound of videos: torchcodec is not there."""
     finds = processor._multimodal_inputs_from_conversations
 
     def found(*args: Any, **options: Any) -> Any:
@@ -127,9 +122,9 @@ def test_sound_is_what_a_plain_loop_hears(talks: Talks, cache: Cache) -> None:
     found, rate_hz = heard_in((talks.root / "data" / "a.mp4").read_bytes())
     cut = found[:, round(0.3 * rate_hz) : round(1.2 * rate_hz)].mean(axis=0, dtype=np.float32)
     assert lengths["stretch"] == len(soxr.resample(cut, rate_hz, RATE_HZ, quality="HQ"))
-    heard = Heard(config_of(talks), cache).clips("film")
+    (heard,) = Heard(config_of(talks), cache).clips("film").values()
     wanted = np.clip(np.round(sound_of(talks, "a.mp4") * 32768), -32768, 32767)
-    np.testing.assert_array_equal(*heard.values(), wanted.astype(np.int16))
+    np.testing.assert_array_equal(heard, wanted.astype(np.int16))
 
 
 def test_no_cache_gives_the_same_and_sound_is_in_the_key(talks: Talks, cache: Cache) -> None:

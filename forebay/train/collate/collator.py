@@ -237,8 +237,10 @@ class Collator:
             batch = self.finish(batch)
         if self._text is not None and self._crops is None:
             batch |= self._text(samples, padding_side=self.padding_side, allocate=allocate)
-        # A model looks for the sound of videos where it is told to, and for videos without it elsewhere.
-        return {**batch, HEARS_VIDEOS: True} if self._hears_videos and VIDEO_GRIDS in batch else batch
+        if self._hears_videos and VIDEO_GRIDS in batch:
+            told: Any = True  # a model finds no video without sound where it is told this, and no sound elsewhere
+            batch[HEARS_VIDEOS] = told
+        return batch
 
     def _cropped(self, samples: Sequence[Sample], *, allocate: Allocate, drawing: Drawing | None) -> Batch:
         assert self._crops is not None

@@ -441,7 +441,7 @@ def _silence(samples: int) -> Array:
 
 
 class _WithSound:
-    """What a processor finds the items of conversations by, with a silence in the place of each video's sound.
+    """The way in which a processor finds the items of conversations, a silence in the place of each video's sound.
 
     It would decode that itself, by torchcodec; how long each clip is says `BlankClips.told`.
     """
