@@ -287,7 +287,7 @@ class FilmClips:
                     raise
             if not is_film(data):
                 return data
-            found = film_sound(data, max_bytes=self._max_bytes, name="whose sound is a clip")
+            found = film_sound(data, max_bytes=self._max_bytes, name="of a clip")
             self._place, self._wav = place, wav_bytes(*found)
         if segment is None:
             return self._wav

@@ -308,13 +308,14 @@ def _media_columns(file: HfFile, piece: FilePiece, media: type[ItemColumn] | Non
         return {piece.meaning.facts.groups[-1]: media(file, piece)}
     if not piece.meaning.in_fields:
         facts, names = piece.meaning.facts, {*file.schema.names}
-        # Rows about videos alone need no column of images.
-        absent = {"image"} if facts.has_videos and names & {*VIDEO_FIELDS} and DEFAULTS.image not in names else set()
+        # Rows about videos alone need no column of images, nor of clips.
+        is_of_videos = facts.has_videos and names & {*VIDEO_FIELDS}
+        absent = {group for group in facts.lists if is_of_videos and getattr(DEFAULTS, group) not in names}
         listed = [group for group in facts.groups if group in facts.lists]
         return {
             group: ItemColumn(file, piece, group)
             for group in listed
-            if group not in absent or piece.source.columns.image != DEFAULTS.image
+            if group not in absent or getattr(piece.source.columns, group) != getattr(DEFAULTS, group)
         }
     named = {group: getattr(piece.source.columns, group) for group in piece.meaning.facts.groups}
     return {

@@ -50,7 +50,7 @@ def film_sound(data: bytes, *, max_bytes: int, name: str) -> tuple[Array, int]:
     for frame in _frames(data, float("inf"), name):
         size += frame.samples * frame.layout.nb_channels * np.dtype(np.float32).itemsize
         if size > max_bytes:
-            said = f"the sound of {name} takes more than {max_bytes} bytes"
+            said = f"video {name}: its sound takes more than {max_bytes} bytes"
             raise DecodeError("too_large", f"{said}; cut it, or raise source.max_sample_bytes")
         rate_hz = frame.sample_rate
         blocks += [made.to_ndarray() for made in as_floats.resample(frame)]
