@@ -28,7 +28,7 @@ from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.image.video_settings import Sampling, VideoSettings, video_settings
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.line import whisper_code
-from forebay.store.image.image_settings import ImageSettings, grid_thw
+from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
 from forebay.visible import an, from_here
 
 _HEARD_S = 30.0
@@ -318,13 +318,19 @@ class ImageSections(RowMeaning):
     def sections(self, made: Draft) -> list[Section]:
         model = made.model
         assert model is not None
-        if any(made.found.videos_a_row) and (model.images is None or made.found.are_pairs or _films_of(model) is None):
+        has_videos, films = any(made.found.videos_a_row), _films_of(model)
+        if has_videos and (films is None or (made.found.are_pairs and model.images is not None)):
             made.said.append("conversations with videos are left out, counted and listed: the model takes none here")
         if made.found.prompt == "chat" and model.images is not None and not made.found.are_pairs:
             return _packs(made, model, model.images)
         found, folder = made.found, made.relative(model.folder)
         stored = ("processor", folder, "images are stored as the folder's image processor gives them")
         images, text, batches = Section("vision", [stored]), Section("text"), Section("plan")
+        if has_videos and films is not None and films.family == "omni":
+            images.add("fps", _FPS, "frames a second that are shown of videos")
+            made.said.append(
+                "the sound of videos is not taken; [audio] with vision.sound takes it: docs/vision.md, Omni"
+            )
         is_chat = found.prompt == "chat"
         if is_chat or found.prompt == "plain":
             text.add("tokenizer", folder)
@@ -402,9 +408,10 @@ def _packs(made: Draft, model: Model, settings: ImageSettings) -> list[Section]:
 
 
 def _films_of(model: Model) -> VideoSettings | None:
-    """Returns the video settings of a model of packs; None where it takes no videos."""
+    """Returns the video settings of a model of packs, or of the omni family; None where it takes no videos."""
     with contextlib.suppress(ConfigError):
-        return None if model.images is None else video_settings(model.folder, model.images)
+        found = video_settings(model.folder, model.images or image_settings(model.folder))
+        return found if (found.family == "omni") is (model.images is None) else None
     return None
 
 

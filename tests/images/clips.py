@@ -68,11 +68,12 @@ def film(
     rate_hz: int = 48_000,
     form: str = "mp4",
     codecs: tuple[str, str] = ("libx264", "aac"),
+    path: Path | None = None,
 ) -> bytes:
-    """A video of frames with sound, float32 [channels, samples]."""
-    file = io.BytesIO()
+    """A video of frames with sound, float32 [channels, samples]. path: of an MP4 that begins with its header."""
+    file, flags = io.BytesIO(), {} if path is None else {"movflags": "faststart"}
     layout = ("mono", "stereo")[len(heard) - 1]
-    with av.open(file, "w", format=form) as container:
+    with av.open(file if path is None else str(path), "w", format=form, options=flags) as container:
         stream: Any = container.add_stream(codecs[0], rate=fps)
         stream.height, stream.width, stream.pix_fmt = *frames[0].shape[:2], "yuv420p"
         said: Any = container.add_stream(codecs[1], rate=rate_hz, layout=layout)
@@ -83,7 +84,7 @@ def film(
         frame.sample_rate = rate_hz
         container.mux(said.encode(frame))
         container.mux(said.encode())
-    return file.getvalue()
+    return file.getvalue() if path is None else path.read_bytes()
 
 
 def heard_in(data: bytes) -> tuple[np.ndarray, int]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import soxr
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from forebay.config import Config
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.preprocess.decode import Heard
+from forebay.steps.text.chat.processor_ids import Writer
+from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.cache import Cache
 from forebay.train.collate.collator import Collator
 from forebay.train.select import select
@@ -115,6 +121,32 @@ def with_audio(processor: Any, clips: list[np.ndarray]) -> Any:
     return found
 
 
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_tokens_alternate_as_the_processor_writes_them(
+    talks: Talks, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    fps = data.draw(st.sampled_from([0.5, 1, 2, 3, 24 / 7]))
+    kinds = data.draw(st.lists(st.sampled_from(["video", "audio"]), min_size=1, max_size=4))
+    lengths = [data.draw(st.integers(1_000, 32_000)) for _ in kinds]
+    side = st.sampled_from([2, 4])
+    grids = [(data.draw(st.integers(1, 12)), data.draw(side), data.draw(side)) for kind in kinds if kind == "video"]
+    vocabulary = Vocabulary(talks.model, digest=tokenizer_digest(talks.model))
+    writer = Writer(vocabulary, talks.model, ("audio", "image"), videos=True, sound=True)
+    found = writer.write(asked(*({"type": kind} for kind in kinds)), [*lengths, *((*grid, 2 / fps) for grid in grids)])
+    processor, clips = own_processor(talks, monkeypatch), [np.zeros(n, np.float32) for n in lengths]
+    answer = {"video_grid_thw": np.array(grids, np.int64).reshape(-1, 3)}
+    merges = processor.video_processor
+    processor.video_processor = SimpleNamespace(merge_size=merges.merge_size, temporal_patch_size=2)
+    monkeypatch.setattr(SimpleNamespace, "__call__", lambda *_, **__: dict(answer), raising=False)
+    processor._multimodal_inputs_from_conversations = with_audio(processor, clips)
+    items = ({"type": kind, kind: clip if kind == "audio" else "film"} for kind, clip in zip(kinds, clips, strict=True))
+    made = processor.apply_chat_template(
+        asked(*items), tokenize=True, load_audio_from_video=True, processor_kwargs={"videos_kwargs": {"fps": fps}}
+    )
+    assert found.fields["input_ids"].tolist() == made[0]
+
+
 def test_sound_is_what_a_plain_loop_hears(talks: Talks, cache: Cache) -> None:
     ids = list(samples_of(cache))
     lengths = dict(zip(ids, cache.lengths["num_audio_samples"].tolist(), strict=True))
@@ -148,15 +180,17 @@ def test_bad_sound_costs_its_sample(tmp_path: Path) -> None:
     (data / "shorter.mp4").write_bytes(film(pictures(20), tone(0.4, 16_000), rate_hz=16_000))
     at = whole.rindex(b"mdat") + 4
     (data / "damaged.mp4").write_bytes(damaged(whole, at))
-    names = ("good", "silent", "longer", "shorter", "damaged")
+    late = film(pictures(8), tone(1.9, 16_000), rate_hz=16_000, path=tmp_path / "late.mp4")
+    (data / "cut.mp4").write_bytes(late[: int(0.8 * len(late))])
+    names = ("good", "silent", "longer", "shorter", "damaged", "cut")
     rows: list[dict[str, Any]] = [{"id": n, "messages": asked({"type": "video", "video": f"{n}.mp4"})} for n in names]
     rows += [{"id": "frames", "messages": asked({"type": "video", "video": ["p0.png", "p0.png"]})}]
     rows += [{"id": "heard alone", "question": "<audio>?", "answer": "A.", "audios": ["good.mp4"]}]
     listed(data, rows)
     found, report = built(config_of(talks))
     assert {found.sample_id(n) for n in range(len(found))} == {"good", "longer", "shorter", "heard alone"}
-    assert report.failed["no_sound"] == 2
-    assert sum(report.failed.values()) == 3
+    assert (report.failed["no_sound"], report.failed["truncated_sound"]) == (2, 1)
+    assert sum(report.failed.values()) == 4
 
 
 def damaged(data: bytes, start: int) -> bytes:

@@ -17,10 +17,12 @@ import pytest
 from forebay import load_config, open_cache
 from forebay.errors import ConfigError
 from tests.commands import run, run_json
+from tests.images.test_omni_videos import shows_videos
 from tests.init import layouts
 from tests.init.layouts import QWEN3_VL, WHISPER, clips, file_name, write_clips, write_csv, write_lines
 from tests.init.test_builds import built
 from tests.init.test_recognise import one
+from tests.sound_families import model_folder
 
 TEXTS = [clip.text for clip in clips()]
 
@@ -296,6 +298,9 @@ def test_videos_are_shown_to_a_model_that_takes_them(tmp_path: Path, capsys: pyt
         gemma = ("--model", layouts.DEMO / "vision/gemma3_model", "--weights", "random", "--out", "gemma.toml")
         run_json(capsys, "init", tmp_path / "data", *gemma)
     assert "videos are left out" in (tmp_path / "gemma.toml").read_text()
+    shows_videos(omni := model_folder("qwen2_5_omni", tmp_path))
+    cache = open_cache(built(tmp_path, capsys, tmp_path / "data", "--model", omni, "--weights", "random"))
+    assert (len(cache), "pixel_values_videos" in cache.fields) == (2, True)
 
 
 def test_rows_of_alpaca_keep_what_stands_beside_the_instruction(

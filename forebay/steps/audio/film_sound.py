@@ -66,8 +66,9 @@ def _frames(data: bytes, max_s: float, name: str) -> Iterator[Any]:
         stream.codec_context.thread_count = 1
         stream.codec_context.options = {"err_detect": "explode"}
         told_s = 0.0 if stream.duration is None else float(stream.duration * stream.time_base)
-        found_s, form = 0.0, None
-        with contextlib.closing(container.decode(stream)) as frames:
+        found_s, end_s, form = 0.0, 0.0, None
+        start = stream.start_time or 0
+        with _damage(name), contextlib.closing(container.decode(stream)) as frames:
             for frame in frames:
                 found_s += frame.samples / frame.sample_rate
                 if max(told_s, found_s) > max_s:
@@ -75,11 +76,25 @@ def _frames(data: bytes, max_s: float, name: str) -> Iterator[Any]:
                     raise DecodeError("video_too_long", f"{said}; cut it, or raise that setting")
                 own = (frame.sample_rate, frame.layout.name)
                 if frame.is_corrupt or own != (form := form or own):
-                    said = f"video {name}: its sound is damaged, or changes its rate, at {found_s:.2f} s"
-                    raise DecodeError("truncated_sound", f"{said}; write the video again")
+                    raise _truncated(name, f"is damaged, or changes its rate, at {found_s:.2f} s")
+                if frame.pts is not None:  # of sound with gaps the end is later than what there is of it
+                    end_s = float((frame.pts - start) * stream.time_base) + frame.samples / frame.sample_rate
                 yield frame
         if form is None:
             raise DecodeError("no_sound", f"video {name}: its sound has no samples; leave it out")
-        if found_s < told_s - _SLACK_S:
-            said = f"video {name}: its header says {told_s:.2f} s of sound, {found_s:.2f} s are there"
-            raise DecodeError("truncated_sound", f"{said}; write the video again")
+        if max(found_s, end_s) < told_s - _SLACK_S:
+            raise _truncated(name, f"has {told_s:.2f} s by its header, and ends at {max(found_s, end_s):.2f} s")
+
+
+@contextlib.contextmanager
+def _damage(name: str) -> Iterator[None]:
+    import av
+
+    try:
+        yield
+    except av.FFmpegError as err:
+        raise _truncated(name, f"is cut off or damaged ({err.strerror})") from err
+
+
+def _truncated(name: str, why: str) -> DecodeError:
+    return DecodeError("truncated_sound", f"video {name}: its sound {why}; write the video again")

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from forebay.errors import ConfigError, SampleError
 from forebay.store.image.image_settings import ImageSettings, grid_thw, setting_value
 
-Family = Literal["qwen2", "qwen2_5", "qwen3", "omni"]
-"""Which Qwen-VL. It is shown time not at all, by positions, by texts before each frame; boxes as `BoxWriter` says.
-`omni` is of Qwen2.5-Omni and Qwen3-Omni, whose own processors write conversations."""
+Family = Literal["qwen2", "qwen2_5", "qwen3"]
+"""Which Qwen-VL. It is shown time not at all, by positions, by texts before each frame; boxes as `BoxWriter` says."""
+VideoFamily = Literal[Family, "omni"]
+"""And Qwen2.5-Omni and Qwen3-Omni, whose own processors write conversations."""
 _FILES = (("processor_config.json", "video_processor"), ("video_preprocessor_config.json", ""))
 _OLD_FILE = ("preprocessor_config.json", "")
 _OF_TYPE: Mapping[str, Family] = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2_5", "qwen3_vl": "qwen3"}
@@ -30,7 +31,7 @@ _OF_PROCESSOR: Mapping[str, Family] = {
     "Qwen3VLProcessor": "qwen3",
     "Qwen3VLVideoProcessor": "qwen3",
 }
-_CLASSES: Mapping[Family, tuple[str, ...]] = {
+_CLASSES: Mapping[VideoFamily, tuple[str, ...]] = {
     "qwen2": ("Qwen2VLVideoProcessor",),
     "qwen2_5": ("Qwen2VLVideoProcessor", "Qwen2_5_VLVideoProcessor"),
     "qwen3": ("Qwen3VLVideoProcessor",),
@@ -75,7 +76,7 @@ class VideoSettings:
     min_pixels, max_pixels: of a resized frame, in the family `qwen3` of all sampled frames together.
     """
 
-    family: Family
+    family: VideoFamily
     patch_size: int = 14
     merge_size: int = 2
     temporal_patch_size: int = 2
@@ -343,7 +344,7 @@ def video_settings(folder: Path, images: ImageSettings) -> VideoSettings:
     if not documents:
         raise _unusable(f"{folder} holds no video processor, wanted {_FILES[1][0]}")
     side, (path, document) = omni_side(folder), documents[0]
-    family: Family | None = "omni" if side else family_in(folder)
+    family: VideoFamily | None = "omni" if side else family_in(folder)
     if family is None:
         raise _unusable(
             f"{folder} says neither by processor_class nor by model_type in config.json which Qwen-VL it is of, "
