@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,13 @@ class OwnVideos:
         return {"pixel_values_videos": made["pixel_values_videos"], "video_grid_thw": made["video_grid_thw"]}
 
 
-def own_processor(talks: Talks, monkeypatch: pytest.MonkeyPatch) -> Any:
+def own_processor(talks: Talks, videos: Callable[[], Any]) -> Any:
+    """The family's own processor. videos: makes what stands where its video processor does."""
     folder = talks.model
     vocabulary = Vocabulary(folder, digest=tokenizer_digest(folder))
     parts = {"audio": sound_extractor_of(folder), "image": image_processor_of(folder)}
     made = whole_processor(folder, tokenizer=vocabulary.tokenizer, tokenizer_folder=folder, parts=parts)
-    made.video_processor = OwnVideos(folder, monkeypatch)
+    made.video_processor = videos()
     return made
 
 
@@ -139,7 +141,7 @@ def asked(*parts: Any, answer: str = "A dog.") -> list[dict[str, Any]]:
 def test_a_batch_is_the_processor_s_and_so_is_its_loss(
     talks: Talks, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processor, collate = own_processor(talks, monkeypatch), Collator(cache)
+    processor, collate = own_processor(talks, lambda: OwnVideos(talks.model, monkeypatch)), Collator(cache)
     samples, model = samples_of(cache), random_model(talks.family, talks.model)
     for names in (["both"], ["two"], ["none", "two", "seen", "both"], ["one"]):
         wanted = own_batch(processor, [opened(talks, name) for name in names], videos_kwargs={"fps": FPS})
