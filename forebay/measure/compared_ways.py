@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from forebay.config.code import facts_of
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.measure.machine import ArmTurn, BlockClock, Shapes, device_name, finish, release_memory, timed
@@ -120,6 +121,8 @@ def _not_of_transformers(config: Config) -> Iterator[str]:
     audio, image = audio_step_of(config), image_step_of(config)
     if audio is not None and in_conversations(config):
         yield f"rows of {config.path} are conversations with clips, and that way has single recordings or images"
+    elif image is not None and facts_of(config).has_videos:
+        yield f"rows of {config.path} may have videos (vision.fps), and that way has images alone"
     elif image is not None and audio is not None:
         yield f"rows of {config.path} are recordings with images, and that way is one of either"
     if image is not None and not image.is_of_transformers:

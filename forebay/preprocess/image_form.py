@@ -300,7 +300,12 @@ class ArrayForm:
         # Of arrays of one shape exact, of others as the built-in images are on average.
         made = [one for one in self._made() if "failure" not in one]
         whole: int = sum(array.nbytes for one in made for array in one.values())
-        return len(images) * whole // max(len(made), 1)
+        if self.step.video is None:
+            return len(images) * whole // max(len(made), 1)
+        shows, sides = self._shows, ("grid_t", "grid_h", "grid_w")
+        patches = np.prod([images[name].to_numpy().astype(np.int64) for name in sides], axis=0)  # 0 of an image
+        width = shows.settings.patch_bytes * shows.video.temporal_patch_size
+        return np.count_nonzero(patches == 0) * whole // max(len(made), 1) + int(patches.sum()) * width
 
     def stored(self) -> StoredArrays:
         return StoredArrays(self.arrays)

@@ -19,6 +19,7 @@ from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.preprocess.decode import Heard
 from forebay.steps.text.chat.processor_ids import Writer
+from forebay.steps.text.row_encoder import ShownVideo
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.cache import Cache
 from forebay.train.collate.collator import Collator
@@ -151,7 +152,9 @@ def test_tokens_alternate_as_the_processor_writes_them(writers: tuple[Writer, An
     if "Qwen3" in writer.name:  # which makes another token of a clip beside a longer one: "alone only"
         lengths = lengths[:1] * len(kinds)
     grids = [(data.draw(st.integers(1, 12)), data.draw(side), data.draw(side)) for kind in kinds if kind == "video"]
-    found = writer.write(asked(*({"type": kind} for kind in kinds)), [*lengths, *((*grid, 2 / fps) for grid in grids)])
+    found = writer.write(
+        asked(*({"type": kind} for kind in kinds)), [*lengths, *(ShownVideo(*grid, 2 / fps) for grid in grids)]
+    )
     clips = [np.zeros(length, np.float32) for length in lengths]
     items = ({"type": kind, kind: clip if kind == "audio" else "film"} for kind, clip in zip(kinds, clips, strict=True))
     processor.video_processor.said = grids
