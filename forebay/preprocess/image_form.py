@@ -305,7 +305,7 @@ class ArrayForm:
         shows, sides = self._shows, ("grid_t", "grid_h", "grid_w")
         patches = np.prod([images[name].to_numpy().astype(np.int64) for name in sides], axis=0)  # 0 of an image
         width = shows.settings.patch_bytes * shows.video.temporal_patch_size
-        return np.count_nonzero(patches == 0) * whole // max(len(made), 1) + int(patches.sum()) * width
+        return int((patches == 0).sum()) * whole // max(len(made), 1) + int(patches.sum()) * width
 
     def stored(self) -> StoredArrays:
         return StoredArrays(self.arrays)
