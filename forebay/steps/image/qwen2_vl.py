@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
@@ -84,7 +83,7 @@ class Patches(ImageStep):
     """Frames a second that are shown of videos, within the processor's `min_frames` and `max_frames`; a part of a
     conversation may say otherwise. Without it rows with videos are refused (`has_video`)."""
     max_frames: int | None = None
-    """The most frames of a video, in place of the processor's `max_frames`."""
+    """The most frames of a video, in place of the processor's `max_frames`; a longer list of frames is refused."""
     video: VideoSettings | None = None
     max_video_s: float = 0
     version: int = 2
@@ -175,7 +174,7 @@ def video_form(constants: Mapping[str, Any]) -> BatchForm | None:
 
 def _of_videos(config: Config) -> list[str]:
     """Returns what videos are not for."""
-    vision, plan = config.vision, config.plan
+    vision = config.vision
     if vision is None:
         return []
     fps, most = (vision.settings.get(name) for name in ("fps", "max_frames"))
@@ -184,11 +183,6 @@ def _of_videos(config: Config) -> list[str]:
         found.append(f"vision.fps is {fps}, wanted more than 0, and 1000 at most")
     if most is not None and most < 1:
         found.append(f"vision.max_frames is {most}, wanted 1 or more")
-    if fps and isinstance(plan, PackConfig) and plan.has_shapes:
-        found.append('plan.shapes = "fixed" pads images, not videos, which vision.fps asks for; leave one of them out')
-    if fps and isinstance(plan, PackConfig) and plan.cuts:
-        said = "cuts conversations without videos, which vision.fps asks for; leave one of them out"
-        found.append(f'plan.overlong = "{plan.overlong}" {said}')
     return found
 
 
