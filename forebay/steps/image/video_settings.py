@@ -314,7 +314,7 @@ class Sampling:
 
 SAMPLING = tuple(f.name for f in fields(Sampling))
 """The fields of a part that say which frames of its video are shown."""
-_OF_FRAMES = ("sample_fps", "raw_fps")
+_OF_FRAMES = frozenset({"sample_fps", "raw_fps"})
 _OF_BOTH = ("min_pixels", "max_pixels", "total_pixels")
 _REALS = ("fps", "video_start", "video_end", *_OF_FRAMES)
 _FPS_OF_FRAMES = 24
