@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 
 from forebay import load_config
 from forebay.errors import ConfigError
+from forebay.inspect.sample import spoken
 from forebay.pretrained import from_folder
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.steps.image.video_settings import Family
@@ -114,6 +115,9 @@ def test_numbers_are_ms_swift_s_in_packs_and_without_a_cache(tmp_path: Path, fam
     sample = cache.read(0)
     learnt = sample["input_ids"][sample["label_mask"] == 1]
     assert from_folder(AutoTokenizer, folder).decode(learnt) == said
+    # Looked at, a box is as the row has it.
+    shown_to_people = spoken(json.loads(cache.samples["text"][0].as_py()))
+    assert shown_to_people[1] == ("assistant", f'[{{"bbox_2d": {BOXES[0]}, "label": "dog"}}] {BOXES[1]}')
 
 
 def _style(config: Any) -> list[str]:
