@@ -57,7 +57,7 @@ VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
 _ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", VIDEO_PAD)
 
 
-LATER = frozenset({"train_on", "pairs", "strip_text", "videos", "boxes", "box_writer"})
+LATER = frozenset({"train_on", "pairs", "strip_text", "videos", "box_writer"})
 """Settings that these steps did not always have."""
 
 
@@ -84,7 +84,7 @@ class Chat(TextStep):
     """Whether rows have an answer to prefer and one to reject: of images as a processor gives them alone."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
-    boxes: BoxStyle | None = None
+    boxes: BoxStyle | None = field(default=None, compare=False)  # in the key as `box_writer`
     """How boxes are written: `"tokens"` or `"list"`; left out: `"tokens"` of Qwen2-VL, `"list"` of those after it."""
     videos: bool = False
     box_writer: BoxWriter | None = None
@@ -270,7 +270,7 @@ class ProcessorChat(TextStep):
     """Whether rows have an answer to prefer and one to reject, for batches of preference training."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
-    boxes: BoxStyle | None = None
+    boxes: BoxStyle | None = field(default=None, compare=False)  # in the key as `box_writer`
     """How boxes are written: `"tokens"` or `"list"`; left out: `"tokens"` of Qwen2-VL, `"list"` of those after it."""
     box_writer: BoxWriter | None = None
     version: int = 3
