@@ -15,8 +15,7 @@ from forebay.preprocess.group import Values, columns_digest, without
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.probe_inputs import probe_images
 from forebay.preprocess.target_sizes import TargetSizes, best_sizes, cropped_share
-from forebay.rows.listed_media import flattened
-from forebay.rows.manifest import LISTS, Manifest
+from forebay.rows.manifest import LISTS, Manifest, flattened
 from forebay.spans import FEATURES, span
 from forebay.steps.form import BatchForm
 from forebay.steps.image.cropped import Cropped

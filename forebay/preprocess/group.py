@@ -17,8 +17,9 @@ import xxhash
 from forebay.errors import SampleError
 from forebay.preprocess.workspace import Failure
 from forebay.rows.kept_columns import column_of, fields_of
-from forebay.rows.listed_media import flattened, item_name
-from forebay.rows.manifest import LISTS, Manifest
+from forebay.rows.listed_frames import frame_files, renumbered
+from forebay.rows.listed_media import item_name
+from forebay.rows.manifest import LISTS, Manifest, flattened
 from forebay.rows.reader import Failures
 from forebay.rows.segments import Bounds, reading_order, segment_columns, segment_of
 from forebay.rows.source_table import SourceFiles
@@ -317,14 +318,15 @@ def without(manifest: Manifest, group: Group, refused: Mapping[int, SampleError]
 
 
 def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[SourceFiles, pa.Table]:
-    """Returns the files that rows use, and a copy of the rows with `file` renumbered to them.
+    """Returns the files that rows use, and a copy of the rows with `file`, and those of frames, renumbered to them.
 
     A copy: a slice keeps the whole table that it was cut from, and its pickle sends all of it.
     """
-    used, inverse = np.unique(rows["file"].to_numpy(), return_inverse=True)
+    numbers = np.concatenate([rows["file"].to_numpy(), frame_files(rows)])
+    used, inverse = np.unique(numbers, return_inverse=True)
     index = rows.column_names.index("file")
-    taken = rows.take(pa.array(np.arange(len(rows))))
-    return SourceFiles.of(files).take(used), taken.set_column(index, "file", pa.array(inverse, pa.int32()))
+    taken = renumbered(rows.take(pa.array(np.arange(len(rows)))), inverse[len(rows) :])
+    return SourceFiles.of(files).take(used), taken.set_column(index, "file", pa.array(inverse[: len(rows)], pa.int32()))
 
 
 def with_group(fields: Sequence[FieldSpec], group: Group) -> tuple[FieldSpec, ...]:

@@ -25,7 +25,16 @@ from forebay.steps.image.processor.processor_step import OpenProcessor, Processe
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
 from forebay.steps.image.video_frames import frames_at, probed_frames, video_patches
 from forebay.steps.image.video_settings import Sampling, VideoSettings
-from forebay.store.image.codec import PATCHES, SECONDS, Codec, StoredImages, decode_image, encode, encode_video
+from forebay.store.image.codec import (
+    PATCHES,
+    SECONDS,
+    Codec,
+    Pixels,
+    StoredImages,
+    decode_image,
+    encode,
+    encode_video,
+)
 from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
 from forebay.store.image.stored_items import FEATURES as ARRAYS
 from forebay.store.image.stored_items import ArrayField, StoredArrays, shape_name
@@ -33,7 +42,7 @@ from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.shard import Shard
 
-_OF_VIDEO = ("grid_t", "video", "num_frames", "fps")
+_OF_VIDEO = ("grid_t", "video", "num_frames", "fps", "frames")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ class PatchForm:
     def of_manifest(self, manifest: Manifest) -> Manifest:
         """Returns the manifest with `columns`, without rows whose images have no such."""
         images = manifest.items["image"]
-        names = ["width", "height", *(_OF_VIDEO[2:] if self.step.video else [])]
+        names = ["width", "height", *(("num_frames", "fps") if self.step.video else [])]
         known = [images[name].to_numpy().astype(np.float64) for name in names]
         if self.step.video:
             asked = pa.chunked_array([images["video"].combine_chunks()], pa.string()).combine_chunks()
@@ -85,9 +94,12 @@ class PatchForm:
         bad = {i: refused[n] for i, n in enumerate(inverse.tolist()) if n in refused}
         return without(manifest, "image", bad)
 
+    def _asked(self, text: str) -> Sampling:
+        return Sampling(**json.loads(text)).over(self.step.sampling)
+
     def _shown(self, asked: str, num_frames: float, fps: float) -> list[int]:
         """Returns which frames of a video are shown. asked: of `Sampling.to_text`. Raises SampleError."""
-        return self._video().indices(int(num_frames), fps, Sampling(**json.loads(asked)).over(self.step.sampling))
+        return self._video().indices(int(num_frames), fps, self._asked(asked))
 
     def _video(self) -> VideoSettings:
         assert self.step.video is not None
@@ -101,16 +113,21 @@ class PatchForm:
         height, width, *video = values
         if not video or video[1] is None:
             return (1, height, width)
-        t, asked, num_frames, fps = video
-        return (t, height, width, self._video().seconds(self._shown(asked, num_frames, fps), fps))
+        t, asked, num_frames, fps, _ = video
+        _, rate = self._asked(asked).timed(num_frames, fps)
+        return (t, height, width, self._video().seconds(self._shown(asked, num_frames, fps), rate))
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return self.step.fields(self.codec, patch_bytes=self.settings.patch_bytes)
 
-    def make(self, row: Mapping[str, Any], data: bytes) -> Values:
-        """Returns the fields of an image. Raises SampleError. row: `sample_id` and `columns`."""
+    def make(self, row: Mapping[str, Any], data: bytes | Iterator[bytes]) -> Values:
+        """Returns the fields of an image. Raises SampleError. row: `sample_id` and `columns`.
+
+        data: of a video whose frames are images those of each of them.
+        """
         if row.get("video") is not None:
             return self._make_video(row, data)
+        assert isinstance(data, bytes)
         with span(FEATURES):
             image = self._opened().make(data, sample_id=row["sample_id"])
         if image.grid != (1, row["grid_h"], row["grid_w"]):
@@ -123,16 +140,29 @@ class PatchForm:
         seconds = {SECONDS: np.zeros(1, np.float32)} if self.step.video else {}
         return {name: stored, "image_grid_thw": np.array([image.grid], np.int32), **seconds}
 
-    def _make_video(self, row: Mapping[str, Any], data: bytes) -> Values:
+    def _make_video(self, row: Mapping[str, Any], data: bytes | Iterator[bytes]) -> Values:
         shown, grid = (
             self._shown(row["video"], row["num_frames"], row["fps"]),
             [row[f"grid_{axis}"] for axis in ("t", "h", "w")],
         )
         with span(FEATURES):
-            frames = frames_at(data, shown, row["fps"], sample_id=row["sample_id"])
+            if isinstance(data, bytes):
+                frames = frames_at(data, shown, row["fps"], sample_id=row["sample_id"])
+            else:
+                frames = self._decoded(data, row["sample_id"])
             name, stored = encode_video(self.codec, video_patches(frames, grid, self._video(), self.settings))
-        seconds = self._video().second_per_grid(len(shown), row["num_frames"], row["fps"])
+        timed = self._asked(row["video"]).timed(row["num_frames"], row["fps"])
+        seconds = self._video().second_per_grid(len(shown), *timed)
         return {name: stored, "image_grid_thw": np.array([grid], np.int32), SECONDS: np.array([seconds], np.float32)}
+
+    def _decoded(self, frames: Iterator[bytes], sample_id: str) -> Iterator[Pixels]:
+        """Yields frames that are images. Raises SampleError for one of another size, whatever its header says."""
+        size: tuple[int, int] | None = None
+        for number, data in enumerate(frames, 1):
+            image = decode_image(data, sample_id=f"{sample_id}, frame {number}", **self.step.decoding)
+            if image.size != (size := size or image.size):
+                raise SampleError("frame_sizes", f"frame {number} of {sample_id} has another size than the first")
+            yield np.asarray(image)
 
     def lengths(self, shard: Shard) -> Array:
         """See `ItemGroup`; of `length_names` behind `num_images`."""
@@ -253,7 +283,8 @@ class ArrayForm:
     def fields(self) -> tuple[FieldSpec, ...]:
         return tuple(spec for one in self.arrays for spec in one.specs())
 
-    def make(self, row: Mapping[str, Any], data: bytes) -> Values:
+    def make(self, row: Mapping[str, Any], data: bytes | Iterator[bytes]) -> Values:
+        assert isinstance(data, bytes)
         form = self.form
         try:
             with span(FEATURES):
@@ -318,7 +349,8 @@ class ArrayForm:
 class DecodedForm(ArrayForm):
     """Images as they are decoded, `image` uint8 [height, width, 3], for a class of the user; nothing is stored."""
 
-    def make(self, row: Mapping[str, Any], data: bytes) -> Values:
+    def make(self, row: Mapping[str, Any], data: bytes | Iterator[bytes]) -> Values:
+        assert isinstance(data, bytes)
         image = decode_image(data, sample_id=row["sample_id"], **self.step.decoding)
         return {"image": np.asarray(image)}
 

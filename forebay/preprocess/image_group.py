@@ -16,6 +16,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, item_names, values_digest
 from forebay.preprocess.image_form import ArrayForm, PatchForm, form_of
 from forebay.preprocess.workspace import Failure
+from forebay.rows.listed_frames import frame_places
 from forebay.rows.manifest import LISTS, Manifest
 from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
@@ -122,7 +123,9 @@ class ImageItems:
             mark(position)
             values: Values = {"image_hash": row["hash"]}
             try:
-                values |= self.form.make(row, read(row["file"], row["offset"], row["size"]))
+                frames = frame_places(row.get("frames") or ())
+                data = (read(*place) for place in frames) if frames else read(row["file"], row["offset"], row["size"])
+                values |= self.form.make(row, data)
             except SampleError as err:
                 values |= {"failure": err.reason, "message": str(err)}
             yield values

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from forebay.config.remote import is_url, parse_url
 from forebay.config.tree import Config
 from forebay.rows.kept_columns import PREFIX, STORED_TYPES
+from forebay.rows.listed_frames import frame_files
 from forebay.rows.manifest import CONVERSATION_SCHEMA, ITEM_SCHEMAS, LISTS, REJECTED_SCHEMA, ROW_SCHEMA, Manifest
 from forebay.rows.named_files import are_same
 from forebay.rows.source_table import SourceFiles
@@ -164,6 +165,7 @@ def require_sound(folder: Path, document: Mapping[str, Any]) -> None:
         items, schema = tables.get(f"{name}.arrow", ITEM_SCHEMAS[group].empty_table()), ITEM_SCHEMAS[group]
         _require_types(items, {**_derived(items, schema), **_types(schema)})
         _require_places(items["file"], count)
+        _require_places(pa.chunked_array([frame_files(items)]), count)
         if name in named:
             _require_places(pc.list_flatten(rows[name]), len(items))
 

@@ -20,6 +20,7 @@ import xxhash
 from forebay.config.data import SourceConfig
 from forebay.errors import BuildError, SampleError
 from forebay.rows.audio_facts import NamedMembers, told_info
+from forebay.rows.listed_frames import Frames
 from forebay.rows.manifest import (
     ITEM_FACTS,
     ITEM_SCHEMAS,
@@ -29,6 +30,7 @@ from forebay.rows.manifest import (
     UNLOCATED,
     WHOLE_FILE,
     Manifest,
+    flattened,
     schema_of,
     storable,
     table_of,
@@ -38,6 +40,7 @@ from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.segments import SEGMENT_COLUMNS, Bounds, recordings_of, segment_columns, segment_of
+from forebay.rows.shared_items import first_uses, share_groups
 from forebay.steps.image.video_frames import video_facts
 from forebay.store.image.formats import MoreImages, image_size
 from forebay.store.layout import Array, Group
@@ -49,64 +52,6 @@ from forebay.task_map import Map, WorkerDied, mark
 ITEMS_PER_TASK = 512
 _PLACE = ("file", "member", "offset", "size")
 _BLOCK_BYTES = 1 << 20
-
-
-def flattened(lists: Any) -> tuple[Array, Array]:
-    """Returns offsets int64 [rows + 1] and values of a column of lists, whatever it was sliced from."""
-    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.concatenate(([0], np.cumsum(lengths))), pc.list_flatten(lists).to_numpy(zero_copy_only=False)
-
-
-def share_groups(files: Array, offsets: Array, items: Array) -> Array:
-    """Returns int64 [rows]: rows of one file that share an item, also by way of others, have one number.
-
-    Numbers are those of the first row of a group. A row without items is a group of its own. Rows of other files join
-    nothing: what a file's rows are must not depend on the files beside it.
-
-    files: int [rows], rising. offsets, items: the items of row i are `items[offsets[i] : offsets[i + 1]]`.
-    """
-    rows = np.repeat(np.arange(len(files), dtype=np.int64), np.diff(offsets))
-    groups = np.arange(len(files), dtype=np.int64)
-    if not len(items):
-        return groups
-    keys = files[rows].astype(np.int64) * (int(items.max()) + 1) + items
-    _, nodes = np.unique(keys, return_inverse=True)
-    first = np.full(nodes.max() + 1, len(files), np.int64)
-    np.minimum.at(first, nodes, rows)
-    same_row = np.flatnonzero(rows[1:] == rows[:-1])
-    labels = _components(len(first), nodes[same_row], nodes[same_row + 1])
-    lowest = np.full(len(first), len(files), np.int64)
-    np.minimum.at(lowest, labels, first)
-    groups[rows] = lowest[labels[nodes]]
-    return groups
-
-
-def first_uses(values: Array) -> tuple[Array, Array]:
-    """Returns (the different values in order of first appearance, for every value its place among them), int64."""
-    unique, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    places = np.empty(len(unique), np.int64)
-    places[order] = np.arange(len(unique))
-    return unique[order], places[inverse.reshape(-1)]
-
-
-def _components(count: int, left: Array, right: Array) -> Array:
-    """The lowest node that each of `count` nodes is connected with, by edges (left, right).
-
-    Every round hooks each component's root under its lowest neighbour and shortens all paths; as a component is joined
-    to another in any two rounds, there are at most 2 log2(count).
-    """
-    labels = np.arange(count, dtype=np.int64)
-    while True:
-        low = np.minimum(labels[left], labels[right])
-        hooked = labels.copy()
-        np.minimum.at(hooked, labels[left], low)
-        np.minimum.at(hooked, labels[right], low)
-        while np.any((jumped := hooked[hooked]) != hooked):
-            hooked = jumped
-        if np.array_equal(hooked, labels):
-            return labels
-        labels = hooked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +193,7 @@ class ListedMedia:
     _places: list[pa.Table] = field(default_factory=list)
     _facts: list[pa.Table] = field(init=False)
     _fact_of_file: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    _has_frames: bool = False
 
     def __post_init__(self) -> None:
         self._facts = [_facts_of(self.group).empty_table()]
@@ -255,14 +201,21 @@ class ListedMedia:
     def extend(self, parts: Sequence[tuple[int, pa.Table]]) -> None:
         """Adds the references of more parts; nothing is looked at. parts: source file, and PART_ITEMS."""
         counts = [len(places) for _, places in parts]
-        self._places += [places for _, places in parts]
+        for (_, places), base in zip(parts, np.cumsum([len(self.file), *counts]).tolist(), strict=False):
+            self._places.append(Frames.shifted(places, base))
+            self._has_frames |= bool(len(Frames.of(places).references))
         groups = np.array([number for number, _ in parts], np.int32)
         self._group = np.append(self._group, np.repeat(groups, counts))
         self.file = np.append(self.file, np.full(sum(counts), -1, np.int32))
         self.fact = np.append(self.fact, np.full(sum(counts), -1, np.int64))
 
     def look(self, references: Array) -> None:
-        """Makes `file` and `fact` of some references known; files of their own are numbered in the order given."""
+        """Makes `file` and `fact` of some references known; files of their own are numbered in the order given.
+
+        Those of a video's frames, where these are images of their own, become known with it.
+        """
+        if len(frames := self._frames(references).references):
+            references = np.concatenate([references, np.setdiff1d(frames, references)])
         new = references[self.fact[references] < 0]
         if not len(new):
             return
@@ -282,19 +235,38 @@ class ListedMedia:
         self._fact_of_file = np.append(self._fact_of_file, missing)
         is_part = places["start_s"].is_valid().to_numpy() if segment_columns(places) else np.zeros(len(new), bool)
         is_video = places["video"].is_valid().to_numpy() if "video" in places.column_names else np.zeros_like(is_part)
+        is_frames = self._frames(new).is_any
         is_whole = is_file & ~is_part & ~is_video & (places["member"].to_numpy() == "")
         own, parts = new[is_whole], new[is_part]
         _, first = np.unique(self.file[own], return_index=True)
         once = own[first[self._fact_of_file[self.file[own[first]]] < 0]]
         keys = places.filter(pa.array(is_part)).append_column("file", pa.array(self.file[parts]))
         _, first, recording = np.unique(recordings_of(keys), return_index=True, return_inverse=True)
-        todo = np.concatenate([new[~is_whole & ~is_part], parts[first], once])
+        todo = np.concatenate([new[~is_whole & ~is_part & ~is_frames], parts[first], once])
         todo = todo[np.argsort(self.file[todo], kind="stable")]
         self.fact[todo] = self._looked_at(todo)
         self._fact_of_file[self.file[once]] = self.fact[once]
         self.fact[own] = self._fact_of_file[self.file[own]]
         if len(parts):
             self.fact[parts] = self._cut(places.filter(pa.array(is_part)), self.fact[parts[first]][recording])
+        if is_frames.any():
+            self._shown(new[is_frames])
+
+    def _frames(self, references: Array) -> Frames:
+        """The frames of some references, which are references as well."""
+        return Frames.of(self.places().take(pa.array(references))) if self._has_frames else Frames.none(len(references))
+
+    def _shown(self, videos: Array) -> None:
+        """Makes the facts of videos known whose frames are; the file of one that cannot be used is that of its frame.
+
+        videos: references.
+        """
+        frames = self._frames(videos)
+        start, facts = len(self.facts()), self.facts().take(pa.array(self.fact[frames.references]))
+        made, bad = frames.facts(facts)
+        self._facts.append(table_of(made, facts.schema))
+        self.fact[videos] = np.arange(start, start + len(videos))
+        self.file[videos[bad >= 0]] = self.file[frames.references[bad[bad >= 0]]]
 
     def _cut(self, stretches: pa.Table, recordings: Array) -> Array:
         """Where in `facts()` those of stretches are: those of their recordings, with hashes of their own.
@@ -361,12 +333,17 @@ class ListedMedia:
         numbers = [number for number, known in enumerate(self.files.files.paths) if known == path]
         places = self.places()
         is_it = (places["member"].to_numpy() == member) & (places["offset"].to_numpy() == offset)
-        return np.flatnonzero(is_it & np.isin(self.file, numbers))
+        found = np.flatnonzero(is_it & np.isin(self.file, numbers))
+        return np.union1d(found, Frames.of(places).shown_in(found))
 
     def contents(self, references: Array) -> Array:
         """Returns int64 by reference, equal for items of equal bytes."""
         codes = self.facts()["hash"].combine_chunks().dictionary_encode().indices.to_numpy()
         return np.asarray(codes[self.fact[references]], np.int64)
+
+    def used_files(self, references: Array) -> Array:
+        """Returns the numbers of the files that hold some references, and the frames of videos among them."""
+        return np.unique(self.file[np.concatenate([references, self._frames(references).references])])
 
     def absent(self) -> Array:
         """Returns the numbers of the files that are missing, or that hold a missing item."""
@@ -379,6 +356,10 @@ class ListedMedia:
         places = self.places().take(pa.array(references))
         facts = self.facts().take(pa.array(self.fact[references]))
         own = pa.table({"file": pa.array(self.file[references])})
+        if "frames" in places.column_names:
+            frames = Frames.of(places)
+            found = self.facts().take(pa.array(self.fact[frames.references]))
+            own = own.append_column("frames", frames.flat(self.file[frames.references], found))
         schema = ITEM_SCHEMAS[self.group]
         tables = [next(each for each in (own, facts, places) if name in each.column_names) for name in schema.names]
         return pa.table([table[name] for name, table in zip(schema.names, tables, strict=True)], schema=schema)
@@ -449,7 +430,7 @@ def with_items(manifest: Manifest, failed: Mapping[Group, Array], media: Sequenc
         columns = (gone["row"], gone["sample_id"], facts["reason"], facts["message"])
         for values in zip(*(column.to_pylist() for column in columns), strict=True):
             failures.add(*values)
-        used = np.unique(each.file[flattened(rows[LISTS[each.group]])[1]])
+        used = each.used_files(flattened(rows[LISTS[each.group]])[1])
         absent |= {*used[(used >= num_listed) & np.isin(used, each.absent())].tolist()}
         num_files = max(num_files, int(used.max(initial=0)) + 1)
     rejected = pa.concat_tables([rejected, failures.table()])

@@ -22,7 +22,7 @@ from forebay.config.data import MEANINGS, MeaningFacts, SourceColumns, SourceCon
 from forebay.errors import ManifestError, SampleError
 from forebay.rows.kept_columns import with_kept
 from forebay.rows.named_files import shown_name, usable_name
-from forebay.store.layout import Group
+from forebay.store.layout import Array, Group
 from forebay.store.remote.raw.raw_sources import shown
 from forebay.store.source_files import SourceFile
 from forebay.terminal import first_of
@@ -68,10 +68,11 @@ ITEM_FACTS: Mapping[Group, str] = {
 """What the header of an item says: samples of one channel at its own rate; pixels as displayed, of a still 0 frames."""
 ITEM_BOUNDS: Mapping[Group, str] = {
     "audio": "start_s:float64? end_s:float64? channel:int32?",
-    "image": "video:string?",
+    "image": "video:string? frames:int64[]",
 }
-"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it. Which frames of a video are
-asked for, see `Sampling.to_text`; null of an image."""
+"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it. What is asked of a video,
+see `Sampling.to_text`; null of an image. `frames`, of a video whose frames are files of their own: file, offset and
+size of each, one behind the other; before a listing knows them, their places among the items of their part."""
 ITEM_SCHEMAS = {
     group: schema_of(f"file:int32 member:large_string offset:int64 size:int64 hash:string {facts} {ITEM_BOUNDS[group]}")
     for group, facts in ITEM_FACTS.items()
@@ -160,6 +161,12 @@ def row_table(columns: Mapping[str, Any], *, num_rows: int, kept: Mapping[str, A
     for name in columns:
         table = table.append_column(name, columns[name]) if name.startswith(SPAN) else table
     return table
+
+
+def flattened(lists: Any) -> tuple[Array, Array]:
+    """Returns offsets int64 [rows + 1] and values of a column of lists, whatever it was sliced from."""
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.concatenate(([0], np.cumsum(lengths))), pc.list_flatten(lists).to_numpy(zero_copy_only=False)
 
 
 def columns_of(rows: Sequence[Sequence[Any]], types: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
@@ -292,8 +299,8 @@ def described(counts: Mapping[str, int]) -> str:
 class MediaPlace(NamedTuple):
     """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar.
 
-    segment: the `Bounds` of a stretch of a recording, None of all of it. video: which frames of a video, None of an
-    image.
+    segment: the `Bounds` of a stretch of a recording, None of all of it. video: what is asked of a video, None of an
+    image. frames: the places of a video's frames, whose first one this is, where these are images of their own.
     """
 
     path: str | None = None
@@ -303,6 +310,7 @@ class MediaPlace(NamedTuple):
     run: int = 0
     segment: tuple[float, float, int | None] | None = None
     video: str | None = None
+    frames: tuple[MediaPlace, ...] = ()
 
 
 class Record(NamedTuple):
@@ -428,6 +436,8 @@ def file_place(written: str | MediaPlace, home: Path | None = None, *, of: str =
     if isinstance(written, InlineName):
         return MediaPlace(None, str(written), INLINE + written.offset, written.size)
     place = MediaPlace(path=written) if isinstance(written, str) else written
+    if place.frames:
+        return place._replace(frames=tuple(file_place(frame, home, of=of) for frame in place.frames))
     if place.path is not None and (problem := usable_name(place.path, home)) is not None:
         raise SampleError("missing_file", f"the name of {of} {problem}")
     return place

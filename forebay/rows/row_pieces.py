@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from forebay.errors import ManifestError, SampleError
 from forebay.rows.columns_aside import TextsAside
 from forebay.rows.kept_columns import column_of, concatenated, names_of, parts_of_rows, values_in, with_kept
-from forebay.rows.listed_media import flattened
 from forebay.rows.manifest import (
     ITEM_BOUNDS,
     LISTS,
@@ -29,6 +28,7 @@ from forebay.rows.manifest import (
     Record,
     Unused,
     file_place,
+    flattened,
     joined,
     row_table,
     schema_of,
@@ -176,6 +176,9 @@ class RowSink:
         kept: tuple[Any, ...],
         bounds: Mapping[str, Any],
     ) -> None:
+        for group, places in self._places.items():
+            for frame in (frame for place in items.get(group, ()) for frame in place.frames):
+                places.setdefault(frame, len(places))
         lists = [
             [places.setdefault(place, len(places)) for place in items.get(group, ())]
             for group, places in self._places.items()
@@ -196,9 +199,9 @@ class RowSink:
             gathered.clear()
 
 
-def _flat(places: Iterable[MediaPlace], group: Group) -> list[tuple[Any, ...]]:
+def _flat(places: Mapping[MediaPlace, int], group: Group) -> list[tuple[Any, ...]]:
     if group == "image":
-        return [(*place[:_OF_PLACE], place.video) for place in places]
+        return [(*place[:_OF_PLACE], place.video, [places[frame] for frame in place.frames]) for place in places]
     return [(*place[:_OF_PLACE], *(place.segment or (None, None, None))) for place in places]
 
 

@@ -23,7 +23,6 @@ from forebay.rows.meanings.chat_fields import (
     BESIDE,
     BOXES,
     CALL,
-    FRAMES,
     IMAGE,
     LEARNT,
     LEARNT_OF_ROW,
@@ -41,6 +40,7 @@ from forebay.rows.meanings.chat_fields import (
     VIDEO,
     VIDEOS,
     WITH_MESSAGES,
+    frames_place,
     is_given,
     list_in,
     refusal,
@@ -251,7 +251,9 @@ def _cut(item: Any, segment: Bounds | Sampling | None) -> Any:
     if segment is None:
         return item
     if isinstance(segment, Sampling):
-        return file_place(item, of=_ARTICLES[VIDEOS])._replace(video=segment.to_text())
+        place = file_place(item, of=_ARTICLES[VIDEOS])
+        segment.check(is_list=bool(place.frames))
+        return place._replace(video=segment.to_text())
     place = file_place(item, of=_ARTICLES["audio"])
     if place.segment not in (None, segment):
         raise TextError(
@@ -279,7 +281,7 @@ def item_names(fields: Mapping[str, Any], group: Group) -> list[str | MediaPlace
 
 def _listed(value: Any, name: str, group: Group) -> str | MediaPlace:
     if group == VIDEOS and isinstance(value, list):
-        raise refusal(FRAMES, f"field {name} holds a list")
+        return frames_place(value, f"field {name}")
     if group == VIDEOS and value is True:  # see `table_records`
         raise JsonError(f"field {name} holds bytes, wanted the name of a file")
     if group != "audio" or not isinstance(value, dict):
@@ -448,20 +450,21 @@ def _item_part(
     names = _PART_NAMES[kind]
     taken = {"type", *names}
     segment: Bounds | Sampling | None = None
+    frames: MediaPlace | None = None
     if kind == "audio":
         segment = stretch_of(part, where)
         taken |= {*stretch_fields(part)}
     elif kind == VIDEOS:
         segment = Sampling.of(part, where)
         taken |= {*SAMPLING}
-        if isinstance(part.get(kind), list):
-            raise refusal(FRAMES, f"{where} holds a list")
+        if isinstance(listed := part.get(kind), list):
+            part, frames = {**part, kind: None}, frames_place(listed, where)
     others = {name: reason for name, reason in refused.items() if name not in names}
     found = unknown_fields(part, frozenset(taken), others, where=f"{where}: ")
     given = {value for name in names if isinstance(value := part.get(name), str)}
-    if len(given) > 1:
-        raise JsonError(f"{where} names {' and '.join(sorted(given))}", reason="two_values")
-    made = {"type": kind, kind: string_of(part, names), _SEGMENT: segment}
+    if len(given) + (frames is not None) > 1:
+        raise JsonError(f"{where} names {' and '.join(sorted(given))} and more", reason="two_values")
+    made = {"type": kind, kind: frames or string_of(part, names), _SEGMENT: segment}
     return {name: value for name, value in made.items() if value is not None}, found
 
 

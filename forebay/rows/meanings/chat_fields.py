@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.rows.manifest import LISTS, NOUNS, VIDEO_FIELDS
-from forebay.rows.readers.json_lines import JsonError, parse_nested
+from forebay.rows.manifest import LISTS, NOUNS, VIDEO_FIELDS, MediaPlace, file_place
+from forebay.rows.readers.json_lines import JsonError, parse_nested, string_of
 
 MESSAGES = ("messages", "conversations")
 IMAGES = (LISTS["image"], "image")
@@ -27,7 +27,7 @@ WHAT = {
     TOOLS: "tools and their calls",
     REASONING: "reasoning apart from the answer",
     VIDEO: "videos",
-    FRAMES: "videos as lists of frames",
+    FRAMES: "frames of a video that are no files",
     STRETCH_OF_VIDEO: "a stretch of a video",
     AUDIO: "audio in a conversation over images",
     IMAGE: "images in a conversation over sound",
@@ -122,6 +122,20 @@ def unknown_fields(
 def refusal(reason: str, found: str) -> JsonError:
     """Returns the error for a part of a conversation that cannot be stored. found: where it stands, with its field."""
     return JsonError(f"{found}, and {WHAT[reason]} cannot be stored; remove the row or the field", reason=reason)
+
+
+def frames_place(names: Sequence[Any], where: str) -> MediaPlace:
+    """Returns the place of a video whose frames are files of images, or stand in the line of their row.
+
+    Raises JsonError `no_frames` for an empty list, `video_as_frames` for frames of another kind.
+    """
+    if not names:
+        raise JsonError(f"{where} is an empty list; list the frames of the video", reason="no_frames")
+    if not all(isinstance(name, str) and name for name in names):
+        raise refusal(FRAMES, f"{where} is a list of others than names of files")
+    written = (string_of({where: name}, (where,)) or "" for name in names)
+    frames = tuple(file_place(name, of="a frame") for name in written)
+    return frames[0]._replace(frames=frames)
 
 
 def is_given(value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import MediaPlace, Record, storable
+from forebay.rows.meanings import chat_fields
 from forebay.rows.meanings.canonical_chat import item_names, text_error
 from forebay.rows.meanings.chat_fields import IMAGES, NOUNS_OF_PARTS, VIDEOS
 from forebay.rows.meanings.image_class import Untyped
@@ -160,6 +161,8 @@ def _conversation(tar: _Tar, stem: str, media: Mapping[Group, list[int]]) -> Rec
     for group, found in media.items():
         members = sorted(found, key=lambda row: _order(tar.index.names[row], stem))
         named = item_names(fields, group)
+        if any(isinstance(each, MediaPlace) and each.frames for each in named):
+            raise text_error(chat_fields.refusal(chat_fields.FRAMES, "field videos lists frames in a tar"))
         if named and len(named) != len(members):
             raise TextError(
                 COUNTED[group],

@@ -211,7 +211,7 @@ def _opened(data: bytes, sample_id: str) -> Iterator[tuple[Any, Any]]:
         raise DecodeError("empty_file", f"video {sample_id}: it is empty (0 bytes); write or list it again")
     options = {"format_whitelist": _FORMS, "protocol_whitelist": "none"}
     try:
-        with av.open(io.BytesIO(data), options=options) as container:
+        with av.open(io.BytesIO(data), options=options, metadata_errors="replace") as container:
             moving = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
             if not moving:
                 raise DecodeError("no_video_stream", f"video {sample_id}: it has no moving pictures; leave it out")

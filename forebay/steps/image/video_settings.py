@@ -90,8 +90,11 @@ class VideoSettings:
     def indices(self, num_frames: int, fps: float, asked: Sampling) -> list[int]:
         """Returns which of `num_frames` frames are shown, as the processor's `sample_frames` says, rising.
 
-        fps: of the video. Raises SampleError `too_few_frames` where the processor refuses so short a video.
+        fps: of the video; 0 of a list of frames, all of which are shown. Raises SampleError `too_few_frames` where the
+        processor refuses so short a video, `too_many_frames` for a list above what is shown of a video.
         """
+        if not fps:
+            return self._all(num_frames, asked)
         count = self._count(num_frames, fps, asked)
         if self.family == "qwen3" and count >= self.temporal_patch_size:
             return [int(i) for i in np.linspace(0, num_frames - 1, count).round()]
@@ -104,6 +107,18 @@ class VideoSettings:
         import torch
 
         return [int(i) for i in torch.arange(0, num_frames, num_frames / count).int()]
+
+    def _all(self, num_frames: int, asked: Sampling) -> list[int]:
+        least = self.temporal_patch_size if self.family == "qwen3" else 1
+        most = self.max_frames if asked.max_frames is None else asked.max_frames
+        if num_frames > most:
+            raise SampleError(
+                "too_many_frames",
+                f"a list of {num_frames} frames, max_frames is {most}; raise vision.max_frames, or list fewer",
+            )
+        if num_frames < least:
+            raise SampleError("too_few_frames", f"a list of {num_frames} frames, the processor takes {least} or more")
+        return [*range(num_frames)]
 
     def _count(self, num_frames: int, fps: float, asked: Sampling) -> int:
         copies = self.temporal_patch_size
@@ -168,7 +183,7 @@ class VideoSettings:
         firsts, lasts = padded[::copies], padded[copies - 1 :: copies]
         return [f"<{(first / fps + last / fps) / 2:.1f} seconds>" for first, last in zip(firsts, lasts, strict=True)]
 
-    def second_per_grid(self, count: int, num_frames: int, fps: float) -> float:
+    def second_per_grid(self, count: int, num_frames: float, fps: float) -> float:
         """Returns the seconds of a step of the grid in time: `second_per_grid_ts` of Qwen2_5_VLProcessor."""
         return self.temporal_patch_size / (count / num_frames * fps)
 
@@ -191,12 +206,17 @@ class VideoSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Which frames of a video are asked for: `fps` within min_frames and max_frames, or `nframes`."""
+    """Which frames of a video are asked for: `fps` within min_frames and max_frames, or `nframes`.
+
+    Of a list of frames all are: `sample_fps` says how far apart they are, `raw_fps` how far by their numbers.
+    """
 
     fps: float | None = None
     nframes: int | None = None
     min_frames: int | None = None
     max_frames: int | None = None
+    sample_fps: float | None = None
+    raw_fps: float | None = None
 
     def __str__(self) -> str:
         return ", ".join(f"{name} = {value}" for name, value in self.given().items())
@@ -208,6 +228,24 @@ class Sampling:
         """Returns this with what it leaves open from `defaults`; `nframes` leaves nothing open."""
         return self if self.nframes is not None else replace(defaults, **self.given())
 
+    def timed(self, num_frames: int, fps: float) -> tuple[float, float]:
+        """Returns the frames of a video and how many of them a second has, as its metadata say to the processor.
+
+        fps: 0 of a list of frames. Without `sample_fps` it is taken for 24 a second, as transformers does; with it the
+        metadata are those that `fetch_video` of qwen_vl_utils gives.
+        """
+        if fps or self.sample_fps is None:
+            return num_frames, fps or _FPS_OF_FRAMES
+        raw_fps = self.sample_fps if self.raw_fps is None else self.raw_fps
+        return num_frames / self.sample_fps * raw_fps, raw_fps
+
+    def check(self, *, is_list: bool) -> None:
+        """Raises SampleError `bad_sampling` for what is not asked of a list of frames, or of a file."""
+        wrong = [name for name in self.given() if (name in _OF_FRAMES) != is_list]
+        if wrong:
+            kind = "a list of frames, all of which are shown" if is_list else "a file, which is no list of frames"
+            raise SampleError("bad_sampling", f"{', '.join(wrong)} of a video is given beside {kind}; remove it")
+
     def to_text(self) -> str:
         return json.dumps(self.given(), sort_keys=True)
 
@@ -216,10 +254,12 @@ class Sampling:
         """Returns what the fields of a part say. Raises SampleError `bad_sampling` for what is no such number."""
         values = {name: given[name] for name in SAMPLING if given.get(name) is not None}
         for name, value in values.items():
-            is_number = isinstance(value, int | float if name == "fps" else int) and not isinstance(value, bool)
+            is_number = isinstance(value, int | float if name in _RATES else int) and not isinstance(value, bool)
             if not is_number or not 0 < value < 1e6:
-                kind = "a number" if name == "fps" else "an integer"
+                kind = "a number" if name in _RATES else "an integer"
                 raise SampleError("bad_sampling", f"{where}: {name} is {str(value)[:60]!r}, wanted {kind} above 0")
+        if "raw_fps" in values and "sample_fps" not in values:
+            raise SampleError("bad_sampling", f"{where}: raw_fps stands there without sample_fps")
         if "nframes" in values and len(values) > 1:
             raise SampleError("bad_sampling", f"{where}: nframes stands beside {', '.join({*values} - {'nframes'})}")
         return cls(**values)
@@ -227,6 +267,10 @@ class Sampling:
 
 SAMPLING = tuple(f.name for f in fields(Sampling))
 """The fields of a part that say which frames of its video are shown."""
+_OF_FRAMES = ("sample_fps", "raw_fps")
+_RATES = ("fps", *_OF_FRAMES)
+_FPS_OF_FRAMES = 24
+"""What transformers takes for frames without metadata."""
 
 
 def video_settings(folder: Path, images: ImageSettings) -> VideoSettings:

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 DOCUMENT = "listing.json"
 _KINDS = ("failed", "excluded")
-_VERSION = 5
+_VERSION = 6
 _PIECE = 4096
 """Rows tokenised at once."""
 
