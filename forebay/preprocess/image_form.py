@@ -85,7 +85,7 @@ class PatchForm:
             try:
                 if video and video[-1] >= 0:
                     how = videos.dictionary[int(video[-1])].as_py()
-                    grids[number] = self._video().grid(len(self._shown(how, *video[:2])), int(width), int(height))
+                    grids[number] = self._grid(how, video, int(width), int(height))
                 else:
                     own = Still.read(None if still < 0 else asked.dictionary[int(still)].as_py())
                     grids[number] = own.grid(int(width), int(height), self.settings, self.step.max_pixels)
@@ -96,6 +96,15 @@ class PatchForm:
         manifest = dataclasses.replace(manifest, items={**manifest.items, "image": images})
         bad = {i: refused[n] for i, n in enumerate(inverse.tolist()) if n in refused}
         return without(manifest, "image", bad)
+
+    def _grid(self, asked: str, video: Sequence[float], width: int, height: int) -> tuple[int, int, int]:
+        """Returns the grid of a video of (frames, frames a second, ...) and a size. Raises SampleError."""
+        count = len(self._shown(asked, *video[:2]))
+        t, rows, columns = self._video().of_call(self._asked(asked), count).grid(count, width, height)
+        if (pixels := rows * columns * self.settings.patch_size**2) > self.step.max_pixels:
+            said = f"a frame is resized to {pixels} pixels, source.max_pixels is {self.step.max_pixels}"
+            raise SampleError("too_many_pixels", f"{said}; lower min_pixels of the video, or raise that setting")
+        return t, rows, columns
 
     def _asked(self, text: str) -> Sampling:
         return Sampling(**json.loads(text)).over(self.step.sampling)
@@ -165,7 +174,7 @@ class PatchForm:
             image = decode_image(data, sample_id=f"{sample_id}, frame {number}", **self.step.decoding)
             if image.size != (size := size or image.size):
                 raise SampleError("frame_sizes", f"frame {number} of {sample_id} has another size than the first")
-            yield np.asarray(image)
+            yield np.array(image)
 
     def lengths(self, shard: Shard) -> Array:
         """See `ItemGroup`; of `length_names` behind `num_images`."""

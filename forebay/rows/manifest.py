@@ -70,10 +70,10 @@ ITEM_BOUNDS: Mapping[Group, str] = {
     "audio": "start_s:float64? end_s:float64? channel:int32?",
     "image": "still:string? video:string? frames:int64[]",
 }
-"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it. What is asked of
-an image, see `Still.to_text`, or of a video, see `Sampling.to_text`; null of any other. `frames`, of a video whose frames
-are files of their own: file, offset and size of each, one behind the other; before a listing knows them, their places
-among the items of their part."""
+"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it. `still`, `video`:
+what is asked of an image or of a video, see `Still.to_text`, `Sampling.to_text`; null of any other. `frames`, of a
+video whose frames are files of their own: file, offset and size of each, one behind the other; before a listing knows
+them, their places among the items of their part."""
 ITEM_SCHEMAS = {
     group: schema_of(f"file:int32 member:large_string offset:int64 size:int64 hash:string {facts} {ITEM_BOUNDS[group]}")
     for group, facts in ITEM_FACTS.items()

@@ -428,9 +428,7 @@ def test_bad_rows_are_counted_by_reason(tmp_path: Path) -> None:
 
     parts: dict[str, dict[str, Any]] = {
         "bad_sampling": {"nframes": 0},
-        "image_pixel_limits": {"max_pixels": 9000},
-        "video_stretch": {"video_start": 1.0},
-        "video_as_frames": {"video": ["a.jpg"]},
+        "image_pixel_limits": {"resized_height": 90},
     }
     rows = [row(name, [{"type": "video", "video": "a.mp4", **more}]) for name, more in parts.items()]
     rows += [

@@ -57,6 +57,9 @@ _FIXED: Mapping[str, Any] = {
 }
 """What this arithmetic is of; a document that says another thing is refused."""
 _MOST_ASPECT = 200
+_ABOVE_LEAST = 1.05
+"""The most pixels over the least ones, at least, where `total_pixels` bounds them."""
+_SLACK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,12 +93,17 @@ class VideoSettings:
     def indices(self, num_frames: int, fps: float, asked: Sampling) -> list[int]:
         """Returns which of `num_frames` frames are shown, as the processor's `sample_frames` says, rising.
 
-        fps: of the video; 0 of a list of frames, all of which are shown. Raises SampleError `too_few_frames` where the
-        processor refuses so short a video, `too_many_frames` for a list above what is shown of a video.
+        fps: of the video; 0 of a list of frames, all of which are shown. Of a stretch the frames of it are sampled as
+        those of a video. Raises SampleError `too_few_frames` where the processor refuses so short a video,
+        `too_many_frames` for a list above what is shown of a video, `segment_past_end`.
         """
         if not fps:
             return self._all(num_frames, asked)
-        count = self._count(num_frames, fps, asked)
+        stretch = asked.stretch(num_frames, fps)
+        return [stretch.start + i for i in self._sampled(len(stretch), fps, asked)]
+
+    def _sampled(self, num_frames: int, fps: float, asked: Sampling) -> list[int]:
+        count = self._count(num_frames, fps, asked) if num_frames else 0
         if self.family == "qwen3" and count >= self.temporal_patch_size:
             return [int(i) for i in np.linspace(0, num_frames - 1, count).round()]
         if self.family == "qwen3" or count < 1 or count > num_frames:
@@ -131,6 +139,25 @@ class VideoSettings:
             return min(max(int(wanted), least), most, num_frames)
         most = min(most, num_frames) // copies * copies
         return math.floor(min(max(wanted, least), most, num_frames) / copies) * copies
+
+    def of_call(self, asked: Sampling, count: int) -> VideoSettings:
+        """Returns the settings of the call for a video of `count` shown frames, whose part has limits of its own.
+
+        They are of a frame, as `fetch_video` of qwen_vl_utils has them; `size` in the family `qwen3` is of all.
+        Raises SampleError `bad_sampling` where the most are below the least.
+        """
+        frames = count if self.family == "qwen3" else 1
+        least, most = self.min_pixels, self.max_pixels
+        if asked.min_pixels is not None:
+            least = asked.min_pixels * frames
+        if asked.max_pixels is not None:
+            most = asked.max_pixels * frames
+        if asked.total_pixels is not None:
+            share = asked.total_pixels * self.temporal_patch_size * frames // count
+            most = min(most, max(share, int(least * _ABOVE_LEAST)))
+        if most < least:
+            raise SampleError("bad_sampling", f"{asked}: {least} pixels at least, and {most} at most")
+        return replace(self, min_pixels=least, max_pixels=most)
 
     def grid(self, count: int, width: int, height: int) -> tuple[int, int, int]:
         """Returns the grid of patches (t, rows, columns) of `count` frames of a size, as displayed.
@@ -206,9 +233,11 @@ class VideoSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Which frames of a video are asked for: `fps` within min_frames and max_frames, or `nframes`.
+    """Which frames of a video are asked for, and how large: `fps` within min_frames and max_frames, or `nframes`.
 
     Of a list of frames all are: `sample_fps` says how far apart they are, `raw_fps` how far by their numbers.
+    video_start, video_end: the stretch of a file, in seconds. min_pixels, max_pixels: of a frame. total_pixels: of all,
+    where `temporal_patch_size` frames count once.
     """
 
     fps: float | None = None
@@ -217,6 +246,11 @@ class Sampling:
     max_frames: int | None = None
     sample_fps: float | None = None
     raw_fps: float | None = None
+    video_start: float | None = None
+    video_end: float | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    total_pixels: int | None = None
 
     def __str__(self) -> str:
         return ", ".join(f"{name} = {value}" for name, value in self.given().items())
@@ -227,6 +261,17 @@ class Sampling:
     def over(self, defaults: Sampling) -> Sampling:
         """Returns this with what it leaves open from `defaults`; `nframes` leaves nothing open."""
         return self if self.nframes is not None else replace(defaults, **self.given())
+
+    def stretch(self, num_frames: int, fps: float) -> range:
+        """Returns the frames of a stretch: those that begin in it, as `fetch_video` of qwen_vl_utils has them.
+
+        Raises SampleError `segment_past_end` where it ends behind the video, but for a frame or a tenth of a second.
+        """
+        start_s, end_s, length_s = self.video_start or 0, self.video_end, num_frames / fps
+        if max(start_s, end_s or 0) > length_s + max(1 / fps, _SLACK_S):
+            raise SampleError("segment_past_end", f"{self}, and the video has {length_s:.2f} s; correct the row")
+        last = num_frames - 1 if end_s is None else min(math.floor(end_s * fps), num_frames - 1)
+        return range(math.ceil(start_s * fps), last + 1)
 
     def timed(self, num_frames: int, fps: float) -> tuple[float, float]:
         """Returns the frames of a video and how many of them a second has, as its metadata say to the processor.
@@ -241,7 +286,7 @@ class Sampling:
 
     def check(self, *, is_list: bool) -> None:
         """Raises SampleError `bad_sampling` for what is not asked of a list of frames, or of a file."""
-        wrong = [name for name in self.given() if (name in _OF_FRAMES) != is_list]
+        wrong = [name for name in self.given() if name not in _OF_BOTH and (name in _OF_FRAMES) != is_list]
         if wrong:
             kind = "a list of frames, all of which are shown" if is_list else "a file, which is no list of frames"
             raise SampleError("bad_sampling", f"{', '.join(wrong)} of a video is given beside {kind}; remove it")
@@ -254,21 +299,24 @@ class Sampling:
         """Returns what the fields of a part say. Raises SampleError `bad_sampling` for what is no such number."""
         values = {name: given[name] for name in SAMPLING if given.get(name) is not None}
         for name, value in values.items():
-            is_number = isinstance(value, int | float if name in _RATES else int) and not isinstance(value, bool)
-            if not is_number or not 0 < value < 1e6:
-                kind = "a number" if name in _RATES else "an integer"
+            kind, most = "a number" if name in _REALS else "an integer", 1e12 if name.endswith("_pixels") else 1e6
+            is_number = isinstance(value, int | float if name in _REALS else int) and not isinstance(value, bool)
+            if not is_number or not (0 < value < most or (name, value) == ("video_start", 0)):
                 raise SampleError("bad_sampling", f"{where}: {name} is {str(value)[:60]!r}, wanted {kind} above 0")
+        if values.get("video_start", 0) >= values.get("video_end", math.inf):
+            raise SampleError("bad_sampling", f"{where}: video_end is not behind video_start")
         if "raw_fps" in values and "sample_fps" not in values:
             raise SampleError("bad_sampling", f"{where}: raw_fps stands there without sample_fps")
-        if "nframes" in values and len(values) > 1:
-            raise SampleError("bad_sampling", f"{where}: nframes stands beside {', '.join({*values} - {'nframes'})}")
+        if "nframes" in values and (others := {"fps", "min_frames", "max_frames"} & {*values}):
+            raise SampleError("bad_sampling", f"{where}: nframes stands beside {', '.join(sorted(others))}")
         return cls(**values)
 
 
 SAMPLING = tuple(f.name for f in fields(Sampling))
 """The fields of a part that say which frames of its video are shown."""
 _OF_FRAMES = ("sample_fps", "raw_fps")
-_RATES = ("fps", *_OF_FRAMES)
+_OF_BOTH = ("min_pixels", "max_pixels", "total_pixels")
+_REALS = ("fps", "video_start", "video_end", *_OF_FRAMES)
 _FPS_OF_FRAMES = 24
 """What transformers takes for frames without metadata."""
 

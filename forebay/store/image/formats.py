@@ -69,8 +69,8 @@ def open_image(
     the bytes, and Pillow's own pixel limit, a global of the process, neither warns nor has to be changed: ours decides.
 
     Raises DecodeError `empty_file`, `unreadable_image`, `too_many_pixels` (by the header, before anything is allocated
-    for pixels), `animated_image` (more than one frame or page), `no_such_frame` or `format` (those of `_UNREAD`; modes I;16, I and F;
-    16-bit RGB is fine, Pillow takes its upper 8). An OSError of the file comes through.
+    for pixels), `animated_image` (more than one frame or page), `no_such_frame` or `format` (those of `_UNREAD`; modes
+    I;16, I and F; 16-bit RGB is fine, Pillow takes its upper 8). An OSError of the file comes through.
     """
     head = file.read(_HEAD_BYTES)
     if not head:
