@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from transformers.image_transforms import convert_to_rgb
 
 from forebay import load_config
+from forebay.errors import SampleError
 from forebay.preprocess.build_report import BuildReport
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.store.cache import open_cache
-from forebay.store.image.formats import EVERY_IMAGE
+from forebay.store.image.codec import decode_image
+from forebay.store.image.formats import EVERY_IMAGE, image_size
 from forebay.train import make_loader
 from tests.images.real_images import real_images
 from tests.preprocess.here_pool import build_here
@@ -29,6 +32,7 @@ REFUSED = {"unreadable_image": 263, "format": 17, "too_many_pixels": 4}
 """Of the images of Pillow 13.0 and scikit-image 0.25: other forms, damaged files, two bombs; Pillow opens none."""
 BY_CHOICE = {"unreadable_image": 249, "format": 77, "too_many_pixels": 4, "animated_image": 89}
 """Without `source.more_images`."""
+BUT_FRAMES = tuple(each for each in EVERY_IMAGE if each != "first_frame")
 CLASSES = ["CLIP", "Gemma3", "Idefics3", "Pixtral", "Qwen2VL"]
 
 
@@ -81,3 +85,39 @@ def test_batches_of_any_processor_are_its_own(name: str, tmp_path: Path) -> None
         assert batch
         for field, values in batch.items():
             assert torch.equal(values, torch.as_tensor(wanted[field])), (field, number)
+
+
+def test_frames_are_those_that_pillow_seeks() -> None:
+    """Frame by frame, of every file with several; what Pillow does not give of one is refused."""
+    compared, refused = 0, 0
+    for path in real_images():
+        data = path.read_bytes()
+        try:
+            decode_image(data, max_pixels=1 << 26, sample_id="a", more=BUT_FRAMES)
+        except SampleError as err:
+            for frame in (0, 1, 2, 3, 7) if err.reason == "animated_image" else ():
+                own, theirs = _frame(data, frame), _sought(path, frame)
+                assert (own is None) == (theirs is None), (path, frame)
+                compared, refused = compared + (own is not None), refused + (own is None)
+                assert own is None or theirs is None or np.array_equal(own, theirs), (path, frame)
+    assert (compared, refused) == (0, 0)
+
+
+def _frame(data: bytes, frame: int) -> np.ndarray[Any, Any] | None:
+    try:
+        size = image_size(data, max_pixels=1 << 26, sample_id="a", more=BUT_FRAMES, frame=frame)
+        found = decode_image(data, max_pixels=1 << 26, sample_id="a", more=BUT_FRAMES, frame=frame)
+    except SampleError:
+        return None
+    assert found.size == size
+    return np.asarray(found)
+
+
+def _sought(path: Path, frame: int) -> np.ndarray[Any, Any] | None:
+    with warnings.catch_warnings(), Image.open(path) as image:
+        warnings.simplefilter("ignore")
+        try:
+            image.seek(frame)
+            return np.asarray(convert_to_rgb(ImageOps.exif_transpose(image)))
+        except (EOFError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            return None

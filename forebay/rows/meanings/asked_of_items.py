@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.errors import TextError
+from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import MediaPlace, file_place
-from forebay.rows.meanings.chat_fields import VIDEOS
+from forebay.rows.meanings.chat_fields import VIDEOS, is_given
+from forebay.rows.readers.json_lines import JsonError
 from forebay.rows.segments import BOUNDS, STRETCH, Bounds, stretch_fields, stretch_of
 from forebay.steps.image.still_settings import STILL, Still
 from forebay.steps.image.video_settings import SAMPLING, Sampling
@@ -21,13 +22,16 @@ IN_STRUCTS: Mapping[str, frozenset[str]] = {"audio": BOUNDS.union(STRETCH), "ima
 def asked_of(fields: Mapping[str, Any], kind: str, where: str) -> tuple[Asked | None, tuple[str, ...]]:
     """Returns what the fields of a part or an object ask of its item, None for nothing, and which fields these are.
 
-    kind: of the item. where: in front of a field's name in a message. Raises JsonError or SampleError for bad values.
+    kind: of the item. where: in front of a field's name in a message. Raises JsonError for values that are none.
     """
     if kind == "audio":
         return stretch_of(fields, where), stretch_fields(fields)
-    if kind == VIDEOS:
-        return Sampling.of(fields, where), SAMPLING
-    return Still.of(fields, where), STILL
+    try:
+        if kind == VIDEOS:
+            return Sampling.of(fields, where), SAMPLING
+        return Still.of({name: fields[name] for name in STILL if is_given(fields.get(name))}, where), STILL
+    except SampleError as err:
+        raise JsonError(str(err), reason=err.reason) from err
 
 
 def with_asked(item: Any, kind: str, asked: Asked | None) -> Any:

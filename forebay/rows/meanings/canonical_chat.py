@@ -269,7 +269,9 @@ def _listed(value: Any, name: str, group: Group) -> str | MediaPlace:
         raise JsonError(f"field {name} holds bytes, wanted the name of a file")
     if group == VIDEOS or not isinstance(value, dict):
         return string_of({name: value}, (name,), required=True) or ""
-    asked, _ = asked_of(value, group, f"field {name}")
+    asked, taken = asked_of(value, group, f"field {name}")
+    if group == "image" and (others := sorted({*filter(value.get, value)}.difference(_PART_NAMES[group], taken))):
+        raise JsonError(f"field {name}: an object has {others[0]}, wanted {', '.join((*_PART_NAMES[group], *taken))}")
     named: str | MediaPlace = with_asked(string_of(value, _PART_NAMES[group], required=True), group, asked)
     return named
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.config.data import TABLE_FILES, SourceColumns
-from forebay.errors import ManifestError, SampleError
+from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import VIDEO_FIELDS, WHOLE_FILE, InlineName, Meaning, MediaPlace, Record
 from forebay.rows.meanings.asked_of_items import IN_STRUCTS, asked_of, with_asked
@@ -438,8 +438,6 @@ class ItemColumn:
             return place
         try:
             return with_asked(place, self._kind, asked_of(said, self._kind, f"column {self._name}")[0])
-        except SampleError as err:
-            return JsonError(str(err), reason=err.reason)
         except JsonError as err:
             return err
 

@@ -32,12 +32,12 @@ class Still:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Still | None:
-        """Returns what the fields of a part say, None where they say nothing.
+        """Returns what those of STILL that a part has say, None where it has none.
 
         Raises SampleError `bad_pixel_limits` or `no_such_frame` for what is no such number, and for fields that
         contradict each other.
         """
-        values = {name: given[name] for name in STILL if given.get(name) is not None}
+        values = dict(given)
         for name, value in values.items():
             least = 0 if name == "frame" else 1
             if type(value) is not int or not least <= value < _MOST:
