@@ -4,8 +4,9 @@ One thread works on 24 images, in two settings. The first is the demo photos as 
 most 131,072 pixels). The second is JPEGs of the sizes of COCO, which VQA sets ask about, under Qwen3-VL's processor
 (65,536 to 16,777,216 pixels: most sides stay). transformers' PIL processor gets a batch of 24, as a training step would
 call it: encoded bytes, which the processor loads itself, or decoded images. forebay makes uint8 patches. Both results
-are compared bit for bit, through the processor's table, before anything counts. Figures are CPU milliseconds an image.
-Every round times all contestants in turn; figures are medians, and ratios are those within a round.
+are compared bit for bit, through the processor's table, before anything counts. "Bare" is Pillow alone: it decodes and
+resizes to the same sides, which is the least that exact patches cost. Figures are CPU milliseconds an image. Every
+round times all contestants in turn; figures are medians, and ratios are those within a round.
 
 The table of codecs shows bytes an image, and CPU milliseconds to write an image and to have its patches in memory again
 (`raw` and float32: a copy).
@@ -99,20 +100,22 @@ def processing(images: Images, *, rounds: int) -> list[dict[str, Any]]:
     texts = [base64.b64encode(data).decode() for data in images.files]  # what `load_image` takes instead of a path
     loaded = [load_image(text) for text in texts]
     verify(images, loaded)
-    contests: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    sides = [resized(image, settings).shape[1::-1] for image in decoded(images.files)]
+    contests: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] = {
         "file to values": (
             lambda: patches_of(decoded(images.files), settings),
             lambda: processor(images=[load_image(text) for text in texts], return_tensors="np"),
+            lambda: _bare([Image.open(io.BytesIO(data)) for data in images.files], sides),
         ),
         "pixels to values": (
             lambda: patches_of(loaded, settings),
             lambda: processor(images=loaded, return_tensors="np"),
+            lambda: _bare(loaded, sides),
         ),
     }
     rows = []
-    for work, (ours, theirs) in contests.items():
-        times = [(timed(ours).cpu_s, timed(theirs).cpu_s) for _ in range(rounds)]
-        mine, their = zip(*times, strict=True)
+    for work, contest in contests.items():
+        mine, their, bare = zip(*([timed(each).cpu_s for each in contest] for _ in range(rounds)), strict=True)
         scale = 1e3 / len(images.files)
         rows.append(
             {
@@ -121,9 +124,16 @@ def processing(images: Images, *, rounds: int) -> list[dict[str, Any]]:
                 "ours_ms": median(mine) * scale,
                 "pil_processor_ms": median(their) * scale,
                 "ratio": ratio(their, mine),
+                "bare_ms": median(bare) * scale,
+                "bare_over_ours": ratio(bare, mine),
             }
         )
     return rows
+
+
+def _bare(images: Sequence[Image.Image], sides: Sequence[tuple[int, int]]) -> list[Array]:
+    pairs = zip(images, sides, strict=True)
+    return [np.asarray(image.convert("RGB").resize(size, Image.Resampling.BICUBIC)) for image, size in pairs]
 
 
 def codecs(images: Images, *, rounds: int) -> list[dict[str, Any]]:

@@ -347,27 +347,35 @@ def rows(corpus: Corpus, *, rounds: int) -> list[dict[str, Any]]:
 
 
 def beside_copy(corpus: Corpus, *, rounds: int) -> dict[str, Any]:
-    """Returns the CPU of a raw pack, and of a copy of its patches from the cache's mappings into one buffer."""
+    """Returns the CPU of a raw pack, and of copies of its patches from the cache's mappings.
+
+    They go into one buffer, and into two in turn, as a loop has that holds a batch while the next one is made.
+    """
     config = corpus.config()
     packs, loader = from_loader(config), make_loader(config)
     order = loader.plan.order(0, 0)
     batches = order.batches(range(len(order)))
     views = [[own for index in batch.tolist() for own in loader.source.read(index)["patches"]] for batch in batches]
     rows = [sum(map(len, own)) for own in views]
-    buffer = np.empty((max(rows), views[0][0].shape[1]), np.uint8)
+    buffers = [np.empty((max(rows), views[0][0].shape[1]), np.uint8) for _ in range(2)]
 
-    def copied() -> None:
-        for own, count in zip(views, rows, strict=True):
-            np.concatenate(own, out=buffer[:count])
+    def copied(num_buffers: int) -> None:
+        for place, (own, count) in enumerate(zip(views, rows, strict=True)):
+            np.concatenate(own, out=buffers[place % num_buffers][:count])
 
     for _ in range(_WARM_PACKS // len(views) + 1):
         _consume(packs)
-    ours, copies = [], []
+    works: dict[str, Callable[[], None]] = {
+        "copy": lambda: copied(1),
+        "copy_in_turn": lambda: copied(2),
+        "raw": lambda: _consume(packs),
+    }
+    found: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
-        copies.append(timed(copied).cpu_s / len(views))
-        ours.append(timed(lambda: _consume(packs)).cpu_s / len(views))
-    found = {"raw_cpu_ms": 1e3 * median(ours), "copy_cpu_ms": 1e3 * median(copies)}
-    return {**found, "copy_over_raw": ratio(copies, ours)}
+        for name, work in works.items():
+            found[name].append(timed(work).cpu_s / len(views))
+    cpu_ms = {f"{name}_cpu_ms": 1e3 * median(took) for name, took in found.items()}
+    return {**cpu_ms, **{f"{name}_over_raw": ratio(found[name], found["raw"]) for name in ("copy", "copy_in_turn")}}
 
 
 _WARM_PACKS = 300

@@ -242,9 +242,9 @@ class PackConfig:
     """Seed of two draws: which samples of a length share a pack, and in which order they stand in the pack."""
     overlong: Literal["drop", "error", "truncate", "split"] = "drop"
     """What becomes of a sample above `seq_len`, `max_patches` or `max_frames`. `drop`: the sample is left out, counted
-    and listed. `error`: no plan is made. Of conversations that `[vision]` has as patches also `truncate`: the first
-    tokens are taken, never a part of an image; `split`: a conversation becomes several, each of which begins with a
-    message of the user. What cannot be cut is left out, counted and listed."""
+    and listed. `error`: no plan is made. Of conversations also `truncate`: the first tokens are taken, never a part of
+    an image, a video or a clip; `split`: a conversation becomes several, each of which begins with a message of the
+    user. What cannot be cut is left out, counted and listed."""
     truncate_side: Literal["right", "left"] = "right"
     """Where `truncate` takes tokens away. `left`: the last ones stay."""
     repeat_system: bool = False

@@ -386,7 +386,8 @@ class Config:
 
     name: str
     """First part of the cache folder's name."""
-    source: SourceConfig
+    source: SourceConfig = field(metadata={"example": '{kind = "jsonl", manifest = "train.jsonl"}'})
+    """Of `[[mixture.source]]`: as one of its caches has it, and the sections of what is made too."""
     audio: AudioConfig | None = None
     """Without `[vision]` it may be left out: its defaults."""
     text: TextConfig | None = None

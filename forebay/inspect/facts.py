@@ -27,7 +27,7 @@ from forebay.steps.form import promises
 from forebay.steps.table import axis_names
 from forebay.steps.text.script import code_of
 from forebay.store.cache import Cache
-from forebay.store.cut_samples import CutPiece, CutSamples
+from forebay.store.cut_samples import CutPiece, CutSamples, ItemKind
 from forebay.store.layout import METADATA, PLANS, Array, FieldSpec, Group
 from forebay.store.metadata import check_description, load_array
 from forebay.store.selection import origin
@@ -239,10 +239,11 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
 
 
 def of_piece(sample: Sample, piece: CutPiece) -> Sample:
-    """Returns what a piece has of a sample: its tokens, and the images that it shows."""
+    """Returns what a piece has of a sample: its tokens, and the items that it shows."""
     tensors = {name: piece.of_tokens(sample.tensors[name]) for name in ("input_ids", "label_mask")}
-    counts = {"num_tokens": piece.num_tokens, "num_patches": piece.patches, "num_images": piece.num_images}
-    items = {group: piece.of_images(shown) for group, shown in sample.items.items()}
+    counts = {name: length for name, length in piece.lengths().items() if name in sample.row}
+    kinds: dict[Group, tuple[ItemKind, ...]] = {"audio": ("audio",), "image": ("image", "video")}
+    items = {group: piece.of_items(shown, *kinds[group]) for group, shown in sample.items.items()}
     return replace(sample, tensors=tensors, row={**sample.row, **counts}, items=items, conversation=None)
 
 

@@ -21,6 +21,7 @@ from forebay.plan.interface import Plan
 from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.sources import shards_of_sources
 from forebay.plan.names import plan_folder, state_key
+from forebay.plan.pack.fixed_shapes import reserved_tokens
 from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from forebay.plan.shard_line import shard_run, with_locality
 from forebay.plan.statistics import batch_statistics, pack_statistics
@@ -73,7 +74,8 @@ class Samples:
     seconds, whose length is their tokens; None: there are none. are_untimed: all have items and none has seconds;
     without edges in tokens they stand in one bucket. text: the step of their texts.
     sides: integers [num_samples, 2 a group], height and width of the latents of each; None: there are none.
-    merge_size: its square is the patches of an image token; 0: no token stands for patches.
+    merge_size: its square is the patches of an image token; 0: no token stands for patches. reserved: see
+    `reserved_tokens`.
     cut: counts of conversations that are cut, see `CutSamples`; empty where none is.
     """
 
@@ -91,6 +93,7 @@ class Samples:
     are_untimed: bool = False
     sides: Array | None = None
     merge_size: int = 0
+    reserved: int = 0
     text: type[TextStep] | None = None
     cut: Mapping[str, int] = field(default_factory=dict)
 
@@ -195,7 +198,7 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
     if isinstance(settings, PackConfig):
         units = {"patches": _asked(samples.patches), "frames": _asked(samples.clip_frames)}
         of_rows = _row_tokens(samples)
-        packs = pack_plan(of_rows, **units, merge_size=samples.merge_size, settings=settings)
+        packs = pack_plan(of_rows, **units, merge_size=samples.merge_size, reserved=samples.reserved, settings=settings)
         packs = replace(packs, cut=samples.cut) if samples.cut else packs
         if not settings.is_balanced:
             return packs
@@ -327,6 +330,7 @@ def samples_of(source: SampleSource) -> Samples:
         are_untimed=are_untimed,
         sides=np.stack([length_of(source, name) for name in sides], axis=1) if sides else None,
         merge_size=int(source.constants.get("merge_size", 0)),
+        reserved=reserved_tokens(source.constants),
         text=text_step_of(source.constants) if source.constants.has_items else None,
         cut=sum((Counter(part.counts) for part in parts_of(source) if isinstance(part, CutSamples)), Counter()),
     )

@@ -21,7 +21,7 @@ from forebay.steps.form_values import finish_named, raw
 from forebay.steps.image.tables import expand
 from forebay.steps.step import Allocate, Batch, PaddingSide, TextBatch
 from forebay.store.layout import Array
-from forebay.store.source import Sample
+from forebay.store.source import Sample, column
 
 PIECE = 32_000
 """Elements; torch runs element-wise work of fewer than 32,768 in the calling thread."""
@@ -117,12 +117,11 @@ class MarkedText:
 
     def lengths(self, samples: Sequence[Sample]) -> list[int]:
         """Returns the tokens of each sample."""
-        return [len(sample["input_ids"]) for sample in samples]
+        return list(map(len, column(samples, "input_ids")))
 
     def __call__(self, samples: Sequence[Sample]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns `input_ids` and `labels`."""
-        ids = np.concatenate([sample["input_ids"] for sample in samples])
-        mask = np.concatenate([sample["label_mask"] for sample in samples])
+        ids, mask = (np.concatenate(column(samples, name)) for name in ("input_ids", "label_mask"))
         return {"input_ids": ids, "labels": np.where(mask != 0, ids, ids.dtype.type(IGNORED))}, {}
 
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import xxhash
 
 from forebay.errors import CacheCorruptError
+from forebay.store.image.codec import SECONDS, VIDEO_GRIDS, VIDEO_PATCHES
 from forebay.store.key import digest
-from forebay.store.layout import TEXT, Array, Ints
+from forebay.store.layout import TEXT, Array, Group, Ints
 from forebay.store.selection import Selection
 from forebay.store.source import Sample, SampleBatch, SampleSource
 
+ItemKind = Literal["image", "video", "audio"]
+"""A kind of items in conversations. Images and videos are items of one group, and stand apart in samples."""
+
 
 class CutPiece(NamedTuple):
-    """The tokens and images that a piece has of its sample.
+    """The tokens and items that a piece has of its sample.
 
-    It has the first `head` tokens, and those from `start` up to below `end`; of the images likewise. patches: of its
-    images. learnt: its tokens that are targets.
+    It has the first `head` tokens, and those from `start` up to below `end`; of the items of each kind likewise.
+    patches: of its images and videos. frames, samples: of its clips. learnt: its tokens that are targets.
     """
 
     head: int
@@ -29,7 +33,15 @@ class CutPiece(NamedTuple):
     head_images: int
     first_image: int
     end_image: int
+    head_videos: int
+    first_video: int
+    end_video: int
+    head_clips: int
+    first_clip: int
+    end_clip: int
     patches: int
+    frames: int
+    samples: int
     learnt: int
 
     @property
@@ -38,18 +50,32 @@ class CutPiece(NamedTuple):
         return self.head + self.end - self.start
 
     @property
-    def num_images(self) -> int:
-        """Images of the piece."""
-        return self.head_images + self.end_image - self.first_image
+    def sizes(self) -> Ints:
+        """Tokens, patches and frames of the piece, int64 [3], which a pack has room for or not."""
+        return np.array([self.num_tokens, self.patches, self.frames])
+
+    def bounds(self, *kinds: ItemKind) -> tuple[int, int, int]:
+        """Returns how many items of some kinds are of the first tokens, and between which its others lie."""
+        own = [self[(at := 3 + 3 * get_args(ItemKind).index(kind)) : at + 3] for kind in kinds]
+        head, first, end = map(sum, zip(*own, strict=True))
+        return head, first, end
+
+    def lengths(self) -> dict[str, int]:
+        """Returns how long the piece is, by the names of `SampleSource.lengths`."""
+        of_groups = self.bounds("image", "video"), self.bounds("audio")
+        images, clips = (head + end - first for head, first, end in of_groups)
+        counts = {"num_tokens": self.num_tokens, "num_images": images, "num_audios": clips}
+        return counts | {"num_patches": self.patches, "num_frames": self.frames, "num_audio_samples": self.samples}
 
     def of_tokens(self, values: Array) -> Array:
         """Returns the piece's part of a field with a row a token."""
         own = values[self.start : self.end]
         return np.concatenate((values[: self.head], own)) if self.head else own
 
-    def of_images(self, values: Any) -> Any:
-        """Returns the piece's part of a field with an array, or a row, an image."""
-        head, own = values[: self.head_images], values[self.first_image : self.end_image]
+    def of_items(self, values: Any, *kinds: ItemKind) -> Any:
+        """Returns the piece's part of a field with an array, or a row, an item of some kinds."""
+        count, first, end = self.bounds(*kinds)
+        head, own = values[:count], values[first:end]
         if isinstance(values, tuple):
             return (*head, *own)
         return np.concatenate((head, own)) if len(head) else own
@@ -58,7 +84,7 @@ class CutPiece(NamedTuple):
 class CutSamples(Selection):
     """The samples of one source, some of which are cut. Pieces of a sample share its id, and stand side by side.
 
-    cut: int64 [num_pieces, 9]: the index here of each piece, rising, and its `CutPiece`. What is in no row is whole.
+    cut: int64 [num_pieces, 17]: the index here of each piece, rising, and its `CutPiece`. What is in no row is whole.
     counts: `samples` that are cut, the `pieces` of them, and pieces that are left out as `nothing_learnt`.
     """
 
@@ -86,15 +112,10 @@ class CutSamples(Selection):
     @cached_property
     def lengths(self) -> Mapping[str, Array]:  # type: ignore[override]  # mypy takes it for read-only
         """int32 [num_samples] by name; see `SampleSource`."""
-        found = dict(super().lengths)
-        pieces = self._pieces.values()
-        for name, values in {
-            "num_tokens": [piece.num_tokens for piece in pieces],
-            "num_patches": [piece.patches for piece in pieces],
-            "num_images": [piece.num_images for piece in pieces],
-        }.items():
+        found, pieces = dict(super().lengths), [piece.lengths() for piece in self._pieces.values()]
+        for name in found.keys() & {name for piece in pieces for name in piece}:
             found[name] = np.array(found[name])
-            found[name][self.cut[:, 0]] = values
+            found[name][self.cut[:, 0]] = [piece[name] for piece in pieces]
         return found
 
     def piece(self, index: int) -> CutPiece | None:
@@ -132,11 +153,21 @@ class CutSamples(Selection):
         piece = self._pieces.get(index)
         if piece is None:
             return sample
-        texts = {spec.name for spec in self.fields.values() if spec.group == TEXT}
-        return {name: (piece.of_tokens if name in texts else piece.of_images)(v) for name, v in sample.items()}
+        groups = {spec.name: spec.group for spec in self.fields.values()}
+        return {
+            name: piece.of_tokens(values) if groups.get(name) == TEXT else piece.of_items(values, _kind(name, groups))
+            for name, values in sample.items()
+        }
 
     def _candidates(self, index: int) -> Iterator[int]:
         yield index
-        tokens, patches = (self.lengths[name] for name in ("num_tokens", "num_patches"))
-        fits = np.flatnonzero((tokens <= tokens[index]) & (patches <= patches[index]))
+        lengths = (self.lengths[name] for name in ("num_tokens", "num_patches", "num_frames") if name in self.lengths)
+        fits = np.flatnonzero(np.all([length <= length[index] for length in lengths], axis=0))
         yield from (own for own in np.roll(fits, -np.searchsorted(fits, index)).tolist() if own != index)
+
+
+def _kind(name: str, groups: Mapping[str, Group]) -> ItemKind:
+    """The kind of the items that a field of samples is of."""
+    if name in (SECONDS, VIDEO_GRIDS, VIDEO_PATCHES):
+        return "video"
+    return "audio" if groups.get(name) == "audio" else "image"

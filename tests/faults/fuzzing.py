@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ def _many(
 ) -> list[str]:
     """Returns what was done against the rules."""
     logging.disable()
+    sys.dont_write_bytecode = True  # a module that a confined read is the first to import is written into its cache
     set_hypothesis_home_dir(folder / "hypothesis")
     prepare(folder / "right")
     confined: list[list[str]] = []

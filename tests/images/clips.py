@@ -40,11 +40,13 @@ def clip(
     times: Sequence[int] | None = None,
     seconds_apart: int | None = None,
     gop: int = 12,
+    title: str = "",
 ) -> bytes:
     """A video of frames. times: when each is shown, in 1 / fps seconds. gop: from one frame that needs no other on."""
     file = io.BytesIO()
     height, width, _ = frames[0].shape
-    with av.open(file, "w", format=form) as container:
+    with av.open(file, "w", format=form, metadata_encoding="latin-1") as container:
+        container.metadata["title"] = title
         stream: Any = container.add_stream(codec, rate=fps)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.codec_context.gop_size = gop

@@ -1,4 +1,4 @@
-"""What a part asks of its video: a stretch of the file, other bounds of pixels than the processor's."""
+"""Parts that ask for a stretch of their video, or for other bounds of pixels than the processor's."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_stretch_has_the_frames_that_begin_in_it(
 def test_sizes_are_those_of_every_frame_alone(
     data: st.DataObject, family: Any, count: int, size: tuple[int, int]
 ) -> None:
-    """What bounds a frame gives the same size in all families, and the class's for its `size`."""
+    """Bounds of a frame give the same size in all families, and the class's for its `size`."""
     least = data.draw(st.integers(1024, 200_000))
     most = data.draw(st.integers(least, 2_000_000))
     total = data.draw(st.none() | st.integers(1, 40_000_000))

@@ -29,16 +29,20 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.video_utils import VideoMetadata
 
 from forebay import load_config
-from forebay.config import Config
+from forebay.config import Config, TrainConfig
 from forebay.errors import ConfigError, ForebayError, SampleError
+from forebay.plan.make import plan_of
 from forebay.pretrained import from_folder
 from forebay.steps.image.video_frames import frames_at, video_facts, video_patches
 from forebay.steps.image.video_settings import Sampling, VideoSettings, video_settings
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.image_settings import ImageSettings, image_settings
-from forebay.train.collate.packed import PackCollator
+from forebay.train import make_loader
+from forebay.train.collate.packed import PackCollator, PackShapes
 from forebay.train.collate.patches import fields_of, to_model_inputs
+from forebay.train.loop import trainable
+from forebay.train.loop.trainable import set_passes
 from forebay.train.select import select
 from tests.images.clips import (
     FAMILIES,
@@ -413,6 +417,12 @@ def test_cut_and_damaged_videos_decode_or_have_a_reason(data: st.DataObject) -> 
         assert len([*frames_at(damaged, range(found.num_frames), found.fps, sample_id="x")]) == found.num_frames
 
 
+def test_a_title_that_is_no_utf_8_is_no_fault() -> None:
+    titled = clip(FRAMES[:2], form="avi", title="Été")
+    assert "Été".encode("latin-1") in titled
+    assert video_facts(titled, max_video_s=60, max_pixels=10**6, sample_id="x").num_frames == 2
+
+
 WHOLE = (clip(FRAMES[:6]), clip(FRAMES[:6], form="webm", codec="libvpx-vp9"), clip(FRAMES[:6], form="avi"))
 
 
@@ -469,8 +479,6 @@ def test_a_processor_of_other_arithmetic_is_refused(tmp_path: Path, changed: dic
 def test_settings_that_videos_do_not_go_with_are_refused(tmp_path: Path) -> None:
     model_folder(tmp_path / "model", "qwen3")
     for override, wanted in (
-        ("plan.shapes=fixed", "pads images, not videos"),
-        ("plan.overlong=split", "cuts conversations without videos"),
         ("vision.fps=0", "vision.fps is 0"),
         ("vision.max_frames=0", "vision.max_frames is 0"),
     ):
@@ -486,3 +494,55 @@ def test_the_last_frame_is_repeated() -> None:
     repeated = video_patches(iter([*FRAMES[:3], FRAMES[2]]), grid, found, stills)
     np.testing.assert_array_equal(made, repeated)
     assert made.shape == (grid[0] * grid[1] * grid[2] * 2, 768)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_fixed_packs_have_items_of_both_kinds_and_their_samples_logits(
+    folder: Path, cache: Cache, attention: str
+) -> None:
+    config = config_in(folder, "plan.shapes=fixed", "plan.seq_len=700", "plan.max_patches=900")
+    planned = plan_of(config, cache)
+    classes, model = planned.plan.patch_classes, random_large(folder / "model", attention=attention)
+    assert len(classes) in (1, 2)
+    loader, natural, seen = make_loader(config, dp_rank=0, dp_world_size=1), PackCollator(cache), []
+    packs = loader.plan.order(loader.settings.seed, 0)
+    for batch, pack in zip(loader, packs.batches(range(len(packs))), strict=True):
+        assert batch["input_ids"].shape == (1, 700)
+        patches = [len(batch[name]) for name in ("pixel_values", "pixel_values_videos")]
+        assert sum(patches) - 2 * 4 in classes
+        assert min(patches) >= 4
+        counts = [int(batch[name].prod(dim=1).sum()) for name in ("image_grid_thw", "video_grid_thw")]
+        assert counts == patches
+        samples = [cache.read(index) for index in pack.tolist()]
+        used = sum(len(sample["input_ids"]) for sample in samples)
+        with torch.no_grad():
+            logits, alone = (model(**each).logits[0, :used] for each in (batch, natural(samples)))
+        torch.testing.assert_close(logits, alone, atol=1e-5, rtol=0)
+        if "second_per_grid_ts" in batch:
+            assert len(batch["second_per_grid_ts"]) == len(batch["video_grid_thw"])
+        codes = PackCollator(cache, shapes=PackShapes.of(planned.plan, config.plan, cache.constants), dtype=None)
+        expanded = to_model_inputs(codes(samples), cache.constants)
+        assert torch.equal(expanded["pixel_values_videos"], batch["pixel_values_videos"])
+        seen += pack.tolist()
+    assert sorted(seen) == [*range(len(cache))]
+
+
+def test_fixed_packs_are_one_graph(folder: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of images and videos samples have: the layers of the language model see tokens alone."""
+    config = config_in(folder, "plan.shapes=fixed", "plan.seq_len=300", "plan.max_patches=900")
+    model, graphs, kinds = random_large(folder / "model", attention="sdpa"), list[Any](), set()
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(trainable, "BACKEND", count)
+    set_passes(model, TrainConfig(compile=True))
+    with torch.no_grad():
+        for batch in make_loader(config, dp_rank=0, dp_world_size=1):
+            kinds.add((len(batch["pixel_values"]), len(batch["pixel_values_videos"])))
+            model(**batch)
+    torch._dynamo.reset()
+    assert len(kinds) > 1
+    assert len(graphs) == 1

@@ -12,7 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
-from forebay.store.layout import Array, Ints
+from forebay.store.layout import Array, Constants, Ints
 
 _SEEN, _NEAR = 96, 48
 """Samples in sight, and the oldest of those that fit, of which a pair completes a pack."""
@@ -25,6 +25,11 @@ _TRIED, _TRIAL_PACKS, _TRIAL_SAMPLES = 12, 200, 8192
 _ONE_MORE = 1.002
 """Packs that a second shape has to save: it is one more graph of a compiled model."""
 _GONE = np.iinfo(np.int64).max // 4
+
+
+def reserved_tokens(constants: Constants) -> int:
+    """Returns the tokens of every pack beside its shape: an image and a video of one each, where there are videos."""
+    return 2 if "video_family" in constants else 0
 
 
 def best_shapes(sizes: Array, *, seq_len: int, most: int) -> tuple[int, ...]:

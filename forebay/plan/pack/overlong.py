@@ -1,46 +1,49 @@
-"""Conversations that are longer than a pack: where they are cut, by turns and never inside an image."""
+"""Conversations that are longer than a pack: where they are cut, by turns and never inside an item."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
 from forebay.steps.text.chat.conversation import parse_conversation
-from forebay.store.cut_samples import CutPiece, CutSamples
+from forebay.store.cut_samples import CutPiece, CutSamples, ItemKind
 from forebay.store.key import digest
 from forebay.store.layout import TEXT, Array, Ints
-from forebay.store.source import SampleSource, length_of
+from forebay.store.source import SECONDS, SampleSource, length_of
 
 logger = logging.getLogger(__name__)
-CUT_VERSION = 1
+CUT_VERSION = 2
 """Bumped when the same conversation and settings give other pieces."""
-_TOKENS = ("image_token_id", "vision_start_token_id", "vision_end_token_id")
 
 
 def in_pieces(source: SampleSource, settings: PlanConfig | None) -> SampleSource:
     """Returns one source, no union, whose conversations above a pack are cut as `plan.overlong` says; else itself.
 
-    The ids of these conversations alone are read, and nothing is decoded. One that cannot be cut stays as it is, and no
-    pack has room for it. Raises PlanError for samples that are no conversations with images as patches, and where the
-    turns of one cannot be told.
+    The ids of these conversations alone are read, with the features of clips. One that cannot be cut stays as it is,
+    and no pack has room for it. Raises PlanError for samples that are no conversations, or whose items have no known
+    tokens, and where the turns of one cannot be told.
     """
     if not isinstance(settings, PackConfig) or not settings.cuts or not source.are_whole:
         return source
-    budgets = {"num_tokens": settings.seq_len, "num_patches": settings.max_patches}
+    budgets = {
+        "num_tokens": settings.seq_len,
+        "num_patches": settings.max_patches,
+        "num_frames": settings.max_frames,
+    }
     given = [(name, most) for name, most in budgets.items() if most is not None]
     overlong = np.flatnonzero(np.any([length_of(source, name) > most for name, most in given], axis=0))
     if not len(overlong):
         return source
-    _require_patches(source, settings)
+    pads = _pads(source, settings)
     counts, rows, left_out = np.ones(len(source), np.int64), [], 0
     for place in overlong.tolist():
-        pieces = _cut(source, place, settings)
+        pieces = _cut(source, place, pads, settings)
         learnt = [piece for piece in pieces if piece.learnt]
         if learnt:
             counts[place], left_out = len(learnt), left_out + len(pieces) - len(learnt)
@@ -50,7 +53,7 @@ def in_pieces(source: SampleSource, settings: PlanConfig | None) -> SampleSource
     told = {"samples": len(np.unique(cut[:, 0])), "pieces": len(cut), "nothing_learnt": left_out}
     found = (told["samples"], len(overlong), told["pieces"])
     logger.info("%s: %d of %d overlong conversations are cut into %d", source.place, *found)
-    names = ("overlong", "truncate_side", "repeat_system", "seq_len", "max_patches")
+    names = ("overlong", "truncate_side", "repeat_system", "seq_len", "max_patches", "max_frames")
     by = {"version": CUT_VERSION, **{name: getattr(settings, name) for name in names}}
     return CutSamples(
         source,
@@ -61,97 +64,130 @@ def in_pieces(source: SampleSource, settings: PlanConfig | None) -> SampleSource
     )
 
 
-def _require_patches(source: SampleSource, settings: PackConfig) -> None:
+def _pads(source: SampleSource, settings: PackConfig) -> dict[int, ItemKind]:
+    """Returns the tokens that stand for items, with the kind of each."""
     constants = source.constants
-    is_chat = constants.get("prompt") == "chat" and constants.groups.keys() == {"image", TEXT}
-    if is_chat and {*_TOKENS} <= {*constants} and "video_token_id" not in constants:
-        return
+    named: dict[ItemKind, Any] = {
+        "image": constants.get("image_token_id", constants.get("mrope", {}).get("token")),
+        "video": constants.get("video_token_id"),
+        "audio": constants.get("clip_token"),
+    }
+    pads = {int(token): kind for kind, token in named.items() if token is not None}
+    if constants.get("prompt") == "chat" and {*constants.groups} - {TEXT} <= {*pads.values()}:
+        return pads
     has = f"prompt {constants.get('prompt')!r} and {', '.join(constants.groups)}"
     raise PlanError(
-        f'plan.overlong = "{settings.overlong}" is of conversations with images as patches, without videos; '
-        f'{source.place} has {has}; set plan.overlong = "drop"',
+        f'plan.overlong = "{settings.overlong}" is of conversations, with items whose tokens are known; {source.place} '
+        f'has {has}; set plan.overlong = "drop", or build the cache again',
         code="FB504",
     )
+
+
+def _spans(ids: Array, pads: Array, marks: Sequence[Any]) -> tuple[Ints, Ints]:
+    """Returns where items begin and end, int64, their marks with them.
+
+    marks: the tokens that begin and end one; those of frames may stand inside of those of a video. None: what stands
+    around a run of one pad, as the processors whose clips stand in packs write it.
+    """
+    if None not in marks:
+        opened, closed = (np.cumsum(ids == mark) for mark in marks)
+        inside = np.concatenate(([0], opened - closed)) > 0
+        return np.flatnonzero(~inside[:-1] & inside[1:]), np.flatnonzero(inside[:-1] & ~inside[1:]) + 1
+    own = np.concatenate(([-1], np.where(np.isin(ids, pads), ids, -1), [-1]))
+    borders = own[1:] != own[:-1]
+    return np.flatnonzero(borders & (own[1:] >= 0)) - 1, np.flatnonzero(borders & (own[:-1] >= 0)) + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Talk:
     """A conversation with the sums up to each place between two of its tokens, int64 [tokens + 1].
 
-    is_open: bool [tokens + 1], places that lie in no image.
+    items: int64 [kinds, tokens + 1]. numbers: patches, frames and samples of clips, learnt tokens. is_open: bool
+    [tokens + 1], places that lie in no item.
     """
 
-    patches: Ints
-    images: Ints
-    learnt: Ints
+    items: Ints
+    numbers: Ints
     is_open: Array
-    settings: PackConfig
 
     @classmethod
-    def of(cls, sample: Any, constants: Any, settings: PackConfig) -> _Talk:
-        ids = sample["input_ids"]
-        pad, begins, ends = (_sums(ids == constants[name]) for name in _TOKENS)
-        return cls(
-            patches=pad * int(constants["merge_size"]) ** 2,
-            images=begins,
-            learnt=_sums(sample["label_mask"] != 0),
-            is_open=begins == ends,
-            settings=settings,
-        )
+    def of(cls, source: SampleSource, place: int, sample: Any, pads: Mapping[int, ItemKind]) -> _Talk:
+        """Returns that of a sample of a source. sample: its text."""
+        ids, constants = sample["input_ids"], source.constants
+        tokens, kinds = np.array([*pads], np.int64), get_args(ItemKind)
+        starts, ends = _spans(ids, tokens, [constants.get(f"vision_{name}_token_id") for name in ("start", "end")])
+        is_item, is_clip = (np.isin(ids, each) for each in (tokens, [t for t, kind in pads.items() if kind == "audio"]))
+        places = np.flatnonzero(is_item)
+        of_kinds = [kinds.index(pads[int(token)]) for token in ids[places[np.searchsorted(places, starts)]]]
+        began, ended = np.zeros((len(kinds), len(ids)), np.int64), np.zeros(len(ids), np.int64)
+        began[of_kinds, starts], ended[ends - 1] = 1, 1
+        frames = began[kinds.index("audio")].copy()
+        if frames.any():
+            frames[frames > 0] = _clip_frames(source, place)
+        patches = (is_item & ~is_clip) * (constants.get("mrope") or constants).get("merge_size", 0) ** 2
+        numbers = _sums([patches, frames, is_clip, sample["label_mask"] != 0])
+        # A part of the clips has its share by tokens.
+        numbers[2] = numbers[2] * int(length_of(source, SECONDS)[place]) // max(int(is_clip.sum()), 1)
+        return cls(items=_sums(began), numbers=numbers, is_open=_sums(began.sum(axis=0)) == _sums(ended))
 
     def __len__(self) -> int:
-        return len(self.images) - 1
+        return len(self.is_open) - 1
 
     def piece(self, start: int, end: int, head: int = 0) -> CutPiece:
         """Returns the piece from `start` to below `end`, behind the first `head` tokens."""
-        first, stop, own = (int(self.images[place]) for place in (start, end, head))
-        patches, learnt = (int(s[head] + s[end] - s[start]) for s in (self.patches, self.learnt))
-        return CutPiece(head, start, end, own, first, stop, patches, learnt)
+        items = self.items[:, [head, start, end]].reshape(-1).tolist()
+        numbers = self.numbers[:, head] + self.numbers[:, end] - self.numbers[:, start]
+        return CutPiece(head, start, end, *items, *numbers.tolist())
 
-    def fits(self, piece: CutPiece) -> bool:
-        """Whether a pack has room for a piece."""
-        most = self.settings.max_patches
-        return piece.num_tokens <= self.settings.seq_len and (most is None or piece.patches <= most)
-
-    def truncated(self, head: int) -> Iterator[CutPiece]:
+    def truncated(self, head: int, settings: PackConfig) -> Iterator[CutPiece]:
         """Yields the longest beginning, or behind `head` the longest end, that a pack has room for."""
-        places, most = np.arange(len(self) + 1), self.settings.max_patches
-        is_left = self.settings.truncate_side == "left"
-        tokens, patches = places, self.patches
+        places, is_left = np.arange(len(self) + 1), settings.truncate_side == "left"
+        sizes = np.stack([places, *self.numbers[:2]])
         if is_left:
-            tokens, patches = len(self) - places + head, patches[-1] - patches + patches[head]
-        fits = self.is_open & (tokens <= self.settings.seq_len)
-        fits &= True if most is None else patches <= most
-        if len(found := places[fits]):
+            sizes = sizes[:, -1:] - sizes + sizes[:, [head]]
+        found = places[self.is_open & (_room(settings) >= sizes.T).all(axis=1)]
+        if len(found):
             yield self.piece(int(found[0]), len(self), head) if is_left else self.piece(0, int(found[-1]))
 
-    def split(self, starts: Sequence[int], head: int) -> Iterator[CutPiece]:
+    def split(self, starts: Sequence[int], head: int, settings: PackConfig) -> Iterator[CutPiece]:
         """Yields pieces that end where another exchange begins, each as long as a pack has room for."""
-        bounds = [0, *starts, len(self)]
+        bounds, room = [0, *starts, len(self)], _room(settings)
         at = 0
         while at < len(bounds) - 1:
             own = head if at else 0
             stop = at + 1
-            while stop + 1 < len(bounds) and self.fits(self.piece(bounds[at], bounds[stop + 1], own)):
+            while stop + 1 < len(bounds) and (self.piece(bounds[at], bounds[stop + 1], own).sizes <= room).all():
                 stop += 1
             yield self.piece(bounds[at], bounds[stop], own)
             at = stop
 
 
-def _cut(source: SampleSource, place: int, settings: PackConfig) -> list[CutPiece]:
+def _room(settings: PackConfig) -> Array:
+    """The most tokens, patches and frames of a pack, float64 [3]."""
+    given = (settings.seq_len, settings.max_patches, settings.max_frames)
+    return np.array([np.inf if most is None else most for most in given])
+
+
+def _clip_frames(source: SampleSource, place: int) -> list[int]:
+    """Returns how long the features of each clip of a sample are."""
+    tensors = (spec.name for spec in source.fields.values() if (spec.group, spec.role) == ("audio", "tensor"))
+    return [len(clip) for clip in source.read(place)[next(tensors)]]
+
+
+def _cut(source: SampleSource, place: int, pads: Mapping[int, ItemKind], settings: PackConfig) -> list[CutPiece]:
     """Returns the pieces of a sample; none, or one without targets, where it cannot be cut."""
     sample, text = source.text_of(place)
-    talk = _Talk.of(sample, source.constants, settings)
+    talk = _Talk.of(source, place, sample, pads)
     if settings.overlong == "truncate" and not settings.repeat_system:
-        return list(talk.truncated(0))
+        return list(talk.truncated(0, settings))
     sample_id = source.sample_id(place)
     roles = [message["role"] for message in parse_conversation(text, sample_id=sample_id)]
     starts, roles = _turns(sample["input_ids"], roles, f"{source.place}: sample {place} ({sample_id})")
     head = int(starts[1]) if settings.repeat_system and roles[0] == "system" and len(starts) > 1 else 0
     if settings.overlong == "truncate":
-        return list(talk.truncated(head))
+        return list(talk.truncated(head, settings))
     exchanges = [n for n in range(1, len(roles)) if roles[n] == "user" and "assistant" in roles[:n]]
-    found = list(talk.split([int(starts[n]) for n in exchanges if roles[n - 1] != "user"], head))
+    found = list(talk.split([int(starts[n]) for n in exchanges if roles[n - 1] != "user"], head, settings))
     return found if len(found) > 1 else []
 
 
@@ -179,5 +215,7 @@ def _turns(ids: Array, roles: Sequence[str], name: str) -> tuple[Ints, list[str]
     )
 
 
-def _sums(values: Array) -> Ints:
-    return np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
+def _sums(values: Any) -> Ints:
+    """Returns the sums along the last axis up to each place, 0 the first."""
+    sums = np.cumsum(values, axis=-1, dtype=np.int64)
+    return np.concatenate((np.zeros_like(sums[..., :1]), sums), axis=-1)

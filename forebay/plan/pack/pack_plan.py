@@ -163,12 +163,14 @@ def pack_plan(
     patches: Array | None = None,
     frames: Array | None = None,
     merge_size: int = 0,
+    reserved: int = 0,
     settings: PackConfig,
 ) -> PackPlan:
     """Returns the plan in which every sample is in one pack or in `unplaced`, and no pack exceeds a budget.
 
     tokens: integers [num_samples], of 1 or more. patches, frames: integers [num_samples], of the sample's images and of
     its recordings; needed for `max_patches` and `max_frames`. merge_size: its square is the patches of an image token.
+    reserved: tokens of packs of images of fixed shapes that no sample may have.
     With `shapes = "fixed"` packs of images are made by `fixed_packs`, about 10,000 samples a second.
     With `buffer_size` packs are made along the samples as they are stored (`stream_packs`); a buffer smaller than a
     pack is a warning in the log. Else packs are made of all samples at once, on the histogram of lengths (`best_fit`,
@@ -190,7 +192,7 @@ def pack_plan(
     if settings.has_shapes and merge_size:
         images = np.zeros_like(tokens) if patches is None else patches // merge_size**2
         both = np.stack([tokens - images, images])[:, placed].astype(np.int64)
-        placed, (members, offsets), shapes = _in_shapes(both, placed, unplaced, merge_size, settings)
+        placed, (members, offsets), shapes = _in_shapes(both, placed, unplaced, merge_size, reserved, settings)
     else:
         members, offsets = _packed(sizes[:, placed].astype(np.int32), _rooms(settings), settings)
         if settings.has_shapes and settings.max_frames is not None:
@@ -202,13 +204,13 @@ def pack_plan(
 
 
 def _in_shapes(
-    sizes: Array, placed: Array, unplaced: dict[str, Array], merge_size: int, settings: PackConfig
+    sizes: Array, placed: Array, unplaced: dict[str, Array], merge_size: int, reserved: int, settings: PackConfig
 ) -> tuple[Array, Packs, tuple[int, ...]]:
     """Returns the samples that fit in a shape, their packs, and the shapes in patches; `unplaced` has the others too.
 
     sizes: int64 [2, placed], see `fixed_packs`. placed: which samples these are.
     """
-    seq_len, unit, count = settings.seq_len, merge_size**2, sizes.shape[1]
+    seq_len, unit, count = settings.seq_len - reserved, merge_size**2, sizes.shape[1]
     line = np.arange(count)
     if not 0 < settings.buffer_size < count:
         key = derive_key("forebay packs", settings.pack_seed, "line")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
@@ -176,7 +175,7 @@ def video_form(constants: Mapping[str, Any]) -> BatchForm | None:
 
 def _of_videos(config: Config) -> list[str]:
     """Returns what videos are not for."""
-    vision, plan = config.vision, config.plan
+    vision = config.vision
     if vision is None:
         return []
     fps, most = (vision.settings.get(name) for name in ("fps", "max_frames"))
@@ -185,11 +184,6 @@ def _of_videos(config: Config) -> list[str]:
         found.append(f"vision.fps is {fps}, wanted more than 0, and 1000 at most")
     if most is not None and most < 1:
         found.append(f"vision.max_frames is {most}, wanted 1 or more")
-    if fps and isinstance(plan, PackConfig) and plan.has_shapes:
-        found.append('plan.shapes = "fixed" pads images, not videos, which vision.fps asks for; leave one of them out')
-    if fps and isinstance(plan, PackConfig) and plan.cuts:
-        said = "cuts conversations without videos, which vision.fps asks for; leave one of them out"
-        found.append(f'plan.overlong = "{plan.overlong}" {said}')
     return found
 
 

@@ -211,6 +211,7 @@ def _opened(data: bytes, sample_id: str) -> Iterator[tuple[Any, Any]]:
         raise DecodeError("empty_file", f"video {sample_id}: it is empty (0 bytes); write or list it again")
     options = {"format_whitelist": _FORMS, "protocol_whitelist": "none"}
     try:
+        # Titles are not always UTF-8, and nobody reads them here.
         with av.open(io.BytesIO(data), options=options, metadata_errors="replace") as container:
             moving = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
             if not moving:

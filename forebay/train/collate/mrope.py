@@ -35,7 +35,7 @@ class VideoTokens:
     def among(
         self, input_ids: Array, grids: Array, seconds: Array, *, images: Array, image_token_id: int
     ) -> tuple[Array, Array, Array]:
-        """Returns the places of all tokens of items, and of each run of them its grid and its step in time.
+        """Returns which tokens are of items, bool [n], and of each run of them its grid and its step in time.
 
         grids, seconds: of the videos. images: grids of the images. Raises CacheMismatchError for other runs of tokens.
         """
@@ -54,7 +54,7 @@ class VideoTokens:
             )
         sizes, rates = np.empty((len(kinds), 3), np.int64), np.ones(len(kinds), np.float32)
         sizes[kinds], sizes[~kinds], rates[kinds] = grids, images, steps
-        return np.flatnonzero(is_item), sizes, rates
+        return is_item, sizes, rates
 
 
 def mrope_positions(
@@ -81,10 +81,11 @@ def mrope_positions(
     """
     sizes = np.asarray(grids, dtype=np.int64).reshape(-1, 3)
     if videos is None:
-        image_tokens = np.flatnonzero(input_ids == image_token_id)
+        is_item = input_ids == image_token_id
     else:
         tokens, *told = videos
-        image_tokens, sizes, rates = tokens.among(input_ids, *told, images=sizes, image_token_id=image_token_id)
+        is_item, sizes, rates = tokens.among(input_ids, *told, images=sizes, image_token_id=image_token_id)
+    image_tokens = np.flatnonzero(is_item)
     rows, columns = sizes[:, 1] // merge_size, sizes[:, 2] // merge_size
     areas = rows * columns
     counts = areas if videos is None else areas * sizes[:, 0]
@@ -92,7 +93,7 @@ def mrope_positions(
     _check_image_tokens(image_tokens, frames=sizes[:, 0], counts=counts, ends=ends, are_stills=videos is None)
     # How far each token moves on what comes behind it: an image does so at its last token.
     steps = np.ones(len(input_ids), dtype=np.int64)
-    steps[image_tokens] = 0
+    steps[is_item] = 0
     steps[image_tokens[ends - 1]] = np.maximum(rows, columns)
     places = np.cumsum(steps)
     places -= steps
@@ -103,12 +104,13 @@ def mrope_positions(
     positions[:] = places
     # 32-bit: integer division is the dearest step here, and slower in 64.
     within = np.arange(len(image_tokens), dtype=np.int32) - np.repeat((ends - counts).astype(np.int32), counts)
+    begun, moved = places[is_item], []
     if videos is not None:
         later, within = np.divmod(within, np.repeat(areas.astype(np.int32), counts))
-        positions[0, image_tokens] += (later.astype(np.float32) * np.repeat(rates, counts)).astype(np.int64)
-    down, across = np.divmod(within, np.repeat(columns.astype(np.int32), counts))
-    positions[1, image_tokens] += down
-    positions[2, image_tokens] += across
+        moved.append((later.astype(np.float32) * np.repeat(rates, counts)).astype(np.int64))
+    moved += np.divmod(within, np.repeat(columns.astype(np.int32), counts))
+    for row, by in zip(positions[-len(moved) :], moved, strict=True):
+        row[is_item] = begun + by  # a mask is four times as fast as indices
     return positions
 
 

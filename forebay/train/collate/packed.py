@@ -7,7 +7,7 @@ in a pack: images of a Qwen-VL have tokens that stand for them, positions on two
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
 from forebay.plan.interface import Plan
+from forebay.plan.pack.fixed_shapes import reserved_tokens
 from forebay.steps.batch import IGNORED, collate, fresh
 from forebay.steps.form import BatchForm
 from forebay.steps.image.qwen2_vl import GRIDS, VIDEO_VALUES, video_form
@@ -45,6 +46,7 @@ class PackedItems:
     """Its square is the rows of a token that stands for them. 0: no token does."""
     token: int | None = None
     """That token."""
+    videos: VideoTokens | None = None
 
     @property
     def least(self) -> int:
@@ -86,7 +88,6 @@ class Grids(PackedItems):
 
     is_in_all: bool = True
     """Whether a pack without images has that one; packs of conversations with clips lack what no sample has."""
-    videos: VideoTokens | None = None
 
     @property
     def least(self) -> int:
@@ -225,7 +226,6 @@ class PackCollator:
         """
         if not samples:
             raise ValueError("a pack needs at least one sample")
-        samples = list(samples)
         items = self._items(samples)
         layout = self._layout(samples)
         fields = {
@@ -237,7 +237,7 @@ class PackCollator:
 
     def count_frames(self, samples: Sequence[PackedSample]) -> tuple[int, int]:
         """Returns (tokens of the samples, tokens of their batch); the difference is padding."""
-        layout = self._layout(list(samples))
+        layout = self._layout(samples)
         return layout.used, layout.num_tokens
 
     def _items(self, samples: Sequence[PackedSample]) -> list[Arrays]:
@@ -249,16 +249,18 @@ class PackCollator:
         return [dict(zip(columns, each, strict=True)) for each in rows]
 
     def _layout(self, samples: Sequence[PackedSample]) -> _Layout:
-        lengths = np.array(self._text.lengths(samples))
-        used, units = int(lengths.sum()), 0
+        lengths, least = np.array(self._text.lengths(samples)), self._kind.least
+        used, units, frames = int(lengths.sum()), 0, 0
         if self._units:
             units = sum(len(array) for arrays in self._forms[-1].columns(samples)[self._units] for array in arrays)
         if self.shapes is None:
-            room = units or self._kind.least
-            num_tokens = used + self._kind.tokens(room - units)
-        else:
-            room, num_tokens = self.shapes.num_patches(used, units), self.shapes.seq_len
-        return _Layout(lengths, used, units, num_tokens=num_tokens, num_units=room)
+            room = units or least
+            return _Layout(lengths, used, units, num_tokens=used + self._kind.tokens(room - units), num_units=room)
+        if self._has_videos:
+            frames = sum(len(array) for sample in samples for array in sample[VIDEO_PATCHES])
+        room = self.shapes.num_patches(used, units + frames) - frames + least * self._has_videos
+        layout = _Layout(lengths, used, units, num_tokens=self.shapes.seq_len, num_units=room)
+        return replace(layout, padded_frames=least * self._has_videos)
 
     def _tokens(
         self, samples: Sequence[PackedSample], layout: _Layout, items: Sequence[Arrays], allocate: Allocate
@@ -279,7 +281,10 @@ class PackCollator:
             ids = batch["input_ids"].numpy()[0]
             self._kind.positions(positions[1:, :used], ids[:used], items, starts)
             if self._kind.token is not None:
-                ids[used : used + self._kind.tokens(layout.padded_units)] = self._kind.token
+                behind = used + self._kind.tokens(layout.padded_units)
+                ids[used:behind] = self._kind.token
+                if self._kind.videos is not None:
+                    ids[behind : behind + self._kind.tokens(layout.padded_frames)] = self._kind.videos.token
             if "labels" in batch:  # the model moves them: the first of a segment would be learnt from the one before
                 batch["labels"].numpy()[0, starts] = IGNORED
         return batch | {name: torch.from_numpy(values) for name, values in beside.items()}
@@ -289,13 +294,17 @@ class PackCollator:
         self._kind.check(items, self._units)
         batch: dict[str, torch.Tensor] = {}
         for form in self._forms:
-            held, padded = items, layout.padded_units if form is self._forms[-1] else 0
+            is_last = form is self._forms[-1]
+            held, padded = items, layout.padded_units if is_last else layout.padded_frames
             if padded:
-                held = [*items, {**_zeros(form, padded), **self._kind.padding(padded)}]
+                grids = self._kind.padding(padded)
+                grids = grids if is_last else {VIDEO_GRIDS: grids[GRIDS]}
+                held = [*items, {**_zeros(form, padded), **grids}]
             if any(len(array) for each in held for array in each[form.main.name]):
                 batch |= collate(form, held, dtype=self._dtype, allocate=allocate, are_rows=True)
         if self._gives_seconds and VIDEO_GRIDS in batch:
-            batch[SECONDS] = torch.from_numpy(np.concatenate([each[SECONDS] for each in items]))
+            padded_s = np.ones(self._kind.tokens(layout.padded_frames), np.float32)
+            batch[SECONDS] = torch.from_numpy(np.concatenate([*(each[SECONDS] for each in items), padded_s]))
         return batch
 
     def _lengths(self, layout: _Layout, allocate: Allocate) -> dict[str, Any]:
@@ -351,6 +360,8 @@ class _Layout:
     units: int
     num_tokens: int
     num_units: int
+    padded_frames: int = 0
+    """Patches of the video of padding."""
 
     @property
     def starts(self) -> Array:
@@ -376,7 +387,9 @@ class PackShapes:
     """Fixed shapes: `seq_len` tokens always, and one of `patch_classes` numbers of patches.
 
     Patches are padded by images of their own, whose image tokens stand in the padded tail of the tokens: the model
-    wants an image token for every `merge_size`^2 patches. The plan of the packs has left room for them.
+    wants an image token for every `merge_size`^2 patches. The plan of the packs has left room for them. Where samples
+    may have videos, classes are of the patches of both; an image and a video of `reserved` / 2 tokens each stand beside
+    them in every pack, so that the model calls its tower as often for all.
     """
 
     seq_len: int
@@ -385,6 +398,7 @@ class PackShapes:
     """Rising, of patches or other rows of items; () where samples have none."""
     merge_size: int = 2
     """Its square is the patches of a token. 0: no token stands for rows of items."""
+    reserved: int = 0
 
     def __post_init__(self) -> None:
         unit, classes = max(self.merge_size, 1) ** 2, self.patch_classes
@@ -397,14 +411,15 @@ class PackShapes:
         if not isinstance(settings, PackConfig) or not settings.has_shapes:
             return None
         merge_size = int(constants.get("merge_size", 0))
-        return cls(seq_len=settings.seq_len, patch_classes=plan.patch_classes, merge_size=merge_size)
+        reserved = reserved_tokens(constants)
+        return cls(seq_len=settings.seq_len, patch_classes=plan.patch_classes, merge_size=merge_size, reserved=reserved)
 
     def num_patches(self, num_tokens: int, num_patches: int) -> int:
         """Returns the smallest class with room for a pack and its padding. Raises PlanError where none has."""
         unit = self.merge_size**2
         for size in self.patch_classes or (0,):
             padding = (size - num_patches) // unit if unit else 0
-            if size >= num_patches and num_tokens + padding <= self.seq_len:
+            if size >= num_patches and num_tokens + padding <= self.seq_len - self.reserved:
                 return size
         raise PlanError(
             f"a pack has {num_tokens} tokens and {num_patches} patches, and the shapes have {self.seq_len} tokens and "

@@ -137,7 +137,7 @@ def test_a_line_has_the_norm_of_its_last_step_and_the_skipped_steps_of_the_run()
     add(counted, 1.0, grad_norm=0.5)
     line = counted.line(learning_rate=0.1, padding=0.5)
     assert (line.grad_norm, line.skipped_steps) == (0.5, 1)
-    assert line.cpu_share > 0
+    assert line.cpu_share >= 0  # no number is none
     assert line.device_utilization is line.device_memory_bytes is None
 
 

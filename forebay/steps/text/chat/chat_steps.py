@@ -373,11 +373,13 @@ class ProcessorChatEncoder(OneByOne):
 
         The prompt, the form of its fields, and which outputs of images a batch has: an image processor gives more than
         a model takes (numbers of tiles, for example). Packs need the token of images by grids, and how many patches a
-        side of it has.
+        side of it has; to be cut also that of clips.
         """
         found: dict[str, Any] = {"prompt": ProcessorChat.name, "text_form": self.form.to_json()}
         if self.step.pairs:
             found["pairs"] = True
+        if self.step.can_pack and "audio" in self.writer.groups:
+            found["clip_token"] = self._vocabulary.find(self.writer.placeholders["audio"])
         if "image" not in self.writer.groups:
             return found
         merge_size = getattr(self.writer.parts["image"], "merge_size", None)
