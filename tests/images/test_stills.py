@@ -1,4 +1,4 @@
-"""What a row asks of one image: a size of its own and a frame, as transformers' processor and Pillow have them."""
+"""A size and a frame that a row asks of one image: they are as the processor of transformers and Pillow have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of one image, apart from what its processor says: bounds of its pixels, or its size, and its frame."""
+"""A row may ask something of one image: bounds of its pixels, or its size, beside its processor's, and its frame."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from forebay.store.image.image_settings import ImageSettings, grid_thw
 _MOST = 1 << 40
 _TOKENS = (4, 16384)
 """The tokens that an image of a size of its own has, at least and at most, in `fetch_image` of qwen_vl_utils."""
-_SIZE = ("resized_height", "resized_width")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Still:
-    """What is asked of an image. min_pixels, max_pixels: in the places of the processor's own.
+    """The wishes of a row for one image. min_pixels, max_pixels: in the places of the processor's own.
 
     resized_height, resized_width: in pixels, instead; rounded to whole tokens as `fetch_image` of qwen_vl_utils does.
     frame: of an animation, or a file of several pages, from 0.
@@ -43,11 +42,10 @@ class Still:
             if type(value) is not int or not least <= value < _MOST:
                 said = f"{where}: {name} is {str(value)[:60]!r}, wanted an integer of {least} or more"
                 raise SampleError("no_such_frame" if name == "frame" else "bad_pixel_limits", said)
-        sides = [name for name in _SIZE if name in values]
-        if sides and (len(sides) < len(_SIZE) or {"min_pixels", "max_pixels"} & {*values}):
-            raise SampleError(
-                "bad_pixel_limits", f"{where}: {', '.join(values)} are given, wanted {' and '.join(_SIZE)} alone"
-            )
+        given_sizes = {*values} - {"frame"}
+        if any(name.startswith("resized_") for name in given_sizes) and given_sizes != {*STILL[2:4]}:
+            said = f"{where}: {', '.join(sorted(given_sizes))} are given, wanted {' and '.join(STILL[2:4])} alone"
+            raise SampleError("bad_pixel_limits", said)
         return cls(**values) if values else None
 
     @classmethod
