@@ -124,6 +124,13 @@ def unpatchify(patches: Patches, grid: tuple[int, int, int], settings: ImageSett
     return np.ascontiguousarray(pixels).reshape(rows * settings.patch_size, columns * settings.patch_size, 3)
 
 
+def mirrored(patches: Patches, grid: tuple[int, int, int], settings: ImageSettings) -> Patches:
+    """Returns the patches of an image that is mirrored left to right, of the patches of the image."""
+    _, rows, columns = grid
+    shape = _shape(rows * settings.patch_size, columns * settings.patch_size, settings)
+    return np.ascontiguousarray(patches.reshape(shape)[:, ::-1, :, ::-1, :, :, ::-1]).reshape(patches.shape)
+
+
 def _shape(height: int, width: int, settings: ImageSettings) -> tuple[int, ...]:
     merge, side = settings.merge_size, settings.patch_size
     return height // settings.factor, width // settings.factor, merge, merge, 3, side, side
