@@ -26,10 +26,10 @@ demo: $(INSTALLED)
 	$(BIN)/forebay inspect configs/demo_vision.toml
 	$(PINNED) $(BIN)/forebay train configs/demo_vision.toml
 	$(BIN)/forebay preprocess configs/demo_any.toml
-	$(BIN)/forebay inspect configs/demo_any.toml
 	$(PINNED) $(BIN)/forebay train configs/demo_any.toml
+	$(BIN)/forebay preprocess configs/demo_film.toml
+	$(BIN)/forebay inspect configs/demo_film.toml --sample dogs-zoomed
 	$(BIN)/forebay preprocess configs/demo_segments.toml
-	$(BIN)/forebay inspect configs/demo_segments.toml
 	$(BIN)/forebay text configs/demo_text.toml --sample 7
 
 # A store on this machine, and two nodes that work on what lies in it (docs/machines.md).

@@ -10,8 +10,9 @@ forebay's packers stand:
 
 More parts pack along the line with 8 to 256 samples in sight, of any length up to 8192 and of clips too (1 to 30 s, 50
 tokens a second), beside packers that are greedy with as many in sight or as many packs open; under both budgets at
-once, tokens and image patches; in fixed shapes and balanced; and 10 million samples. Speeds are samples a CPU
-second, medians of the rounds, on one thread. The order of the contestants turns from round to round.
+once, tokens and image patches; in fixed shapes and balanced; beside TRL's `pack_dataset`; and 10 million samples.
+Speeds are samples a CPU second, medians of the rounds, on one thread. The order of the contestants turns from round
+to round.
 """
 
 from __future__ import annotations
@@ -283,6 +284,59 @@ def fixed_shapes(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+def long_mix(count: int) -> Array:
+    """Returns int32 [count] tokens: half of `question_answers`, half texts of median 1,100."""
+    rng = np.random.default_rng(0)
+    texts = np.clip(np.exp(rng.normal(np.log(1100), 0.9, count)), 10, SEQ_LEN)
+    found: Array = np.where(rng.random(count) < 0.5, question_answers(count), texts).astype(np.int32)
+    return found
+
+
+def by_trl(lengths: Array, *, at_once: int) -> tuple[list[list[int]], float]:
+    """Returns packs of TRL's `bfd`, which packs `at_once` samples and copies their tokens, and its CPU seconds.
+
+    Tokens are of one byte here.
+    """
+    import pyarrow as pa
+    from datasets import Dataset, disable_progress_bars
+    from trl import pack_dataset
+
+    disable_progress_bars()
+    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    tokens = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.zeros(offsets[-1], np.int8)))
+    data = Dataset(pa.table({"input_ids": tokens}))
+    start = time.process_time()
+    made = pack_dataset(data, SEQ_LEN, "bfd", map_kwargs={"batch_size": at_once, "keep_in_memory": True})
+    return made["seq_lengths"][:], time.process_time() - start
+
+
+def beside_trl(count: int) -> list[dict[str, Any]]:
+    """Returns a row for each mix and packer: packs, fill and CPU seconds of the same lengths."""
+    ways: dict[str, Callable[[Array], PackPlan | list[list[int]]]] = {
+        "forebay": ours,
+        "greedy, arrival order, 64 open": first_fit,
+    }
+    rows = []
+    for name, make in (("VQA-like", question_answers), ("half long text", long_mix)):
+        lengths = make(count)
+        found: list[tuple[str, int, float]] = []
+        for way, pack in ways.items():
+            start = time.process_time()
+            packs = pack(lengths)
+            cpu_s = time.process_time() - start
+            found.append((way, packs.num_batches if isinstance(packs, PackPlan) else len(packs), cpu_s))
+        for way, at_once in (("TRL bfd", 1000), ("TRL bfd, all at once", count)):
+            packs, cpu_s = by_trl(lengths, at_once=at_once)
+            assert sum(map(sum, packs)) == lengths.sum(dtype=np.int64), f"{way} lost tokens"
+            found.append((way, len(packs), cpu_s))
+        full = int(lengths.sum(dtype=np.int64)) / SEQ_LEN
+        rows += [
+            {"lengths": name, "packer": way, "packs": packs, "fill_percent": 100 * full / packs, "cpu_s": cpu_s}
+            for way, packs, cpu_s in found
+        ]
+    return rows
+
+
 def balance(count: int) -> list[dict[str, Any]]:
     """Returns a row for each mix: how far the packs of 8 ranks lie apart, in any order and under `balance = "cost"`."""
     rng = np.random.default_rng(0)
@@ -344,6 +398,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "two budgets": two_budgets(some),
         "fixed shapes": fixed_shapes(some // 15),
         "balance": balance(some // 15),
+        "beside TRL": beside_trl(some // 3),
     }
     show(document, as_json=options.json)
     return 0

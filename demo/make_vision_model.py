@@ -29,18 +29,39 @@ COMMON_WORDS = """
     yellow brown man woman street water sky tree house car table hand yes three four five number behind front near
 """
 
-# Same output as Qwen3-VL's own template for messages of text and images, without tools and videos.
+# Same output as Qwen3-VL's own template for messages of text and images, and of its form for videos, tools and calls.
 TEMPLATE = """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message.role + '\\n' -}}
-{%- if message.content is string %}{{ message.content }}
+{%- macro show(content) -%}
+{%- if content is string %}{{ content }}
 {%- else -%}
-{%- for part in message.content -%}
+{%- for part in content -%}
 {%- if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- elif part.type == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}
 {%- elif part.type == 'text' %}{{ part.text }}{% endif -%}
 {%- endfor -%}
 {%- endif -%}
+{%- endmacro -%}
+{%- if tools -%}
+{{- '<|im_start|>system\\n' -}}
+{%- if messages[0].role == 'system' %}{{ show(messages[0].content) + '\\n\\n' }}{% endif -%}
+{{- 'These functions can be called, by JSON of name and arguments in <tool_call></tool_call>:\\n<tools>' -}}
+{%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor -%}
+{{- '\\n</tools><|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{%- if messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif -%}
+{{- '\\n<tool_response>\\n' + show(message.content) + '\\n</tool_response>' -}}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif -%}
+{%- elif message.role != 'system' or not tools -%}
+{{- '<|im_start|>' + message.role + '\\n' + show(message.content) -}}
+{%- for call in message.tool_calls or [] -%}
+{{- ('\\n' if message.content or not loop.first else '') + '<tool_call>\\n' -}}
+{{- {'name': call.function.name, 'arguments': call.function.arguments} | tojson -}}
+{{- '\\n</tool_call>' -}}
+{%- endfor -%}
 {{- '<|im_end|>\\n' -}}
+{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
 """

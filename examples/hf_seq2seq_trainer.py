@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 import forebay
@@ -33,6 +34,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
         eval_steps=1,
         logging_steps=1,
         save_strategy="no",
+        use_cpu=not torch.cuda.is_available(),
         report_to=[],
     )
     place = {"dp_rank": arguments.process_index, "dp_world_size": arguments.world_size}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 from transformers import Trainer, TrainingArguments
 
 import forebay
@@ -35,6 +36,7 @@ def main(config_path: str, overrides: list[str], *, resume: bool = False) -> lis
         gradient_accumulation_steps=config.train.grad_acc,
         logging_steps=1,
         save_steps=config.train.checkpoint_every or config.train.max_steps,
+        use_cpu=not torch.cuda.is_available(),
         report_to=[],
     )
     place = {"dp_rank": arguments.process_index, "dp_world_size": arguments.world_size}

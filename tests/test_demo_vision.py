@@ -13,7 +13,10 @@ import torch
 from PIL import Image, ImageOps
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
+from forebay import load_config
 from forebay.pretrained import from_folder
+from forebay.train.select import make_loader
+from tests.preprocess.here_pool import build_here
 
 ROOT = Path(__file__).resolve().parent.parent
 VISION = ROOT / "demo" / "vision"
@@ -144,6 +147,20 @@ def test_making_the_model_folder_again_gives_the_same_bytes(tmp_path: Path, monk
     make_vision_model.make_qwen3_vl(tmp_path, make_vision_model.read_texts())
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_bytes() for path in MODEL.iterdir()}
+
+
+def test_the_film_is_made_of_its_photo_and_its_conversations_can_be_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "demo")
+    importlib.import_module("make_film").make_film(tmp_path / "film.mp4")
+    assert (tmp_path / "film.mp4").read_bytes() == (VISION / "sunset.mp4").read_bytes()
+    report = build_here(load_config(ROOT / "configs/demo_film.toml", overrides=[f'run.cache_root="{tmp_path}"']))
+    assert (report.num_samples, report.failed, report.excluded) == (3, {}, {})
+    loader = make_loader(load_config(ROOT / "configs/demo_film.toml", overrides=[f'run.cache_root="{tmp_path}"']))
+    (batch,) = loader
+    assert batch["video_grid_thw"].tolist()[0][0] * 2 == 4  # frames: two a second
+    assert len(batch["image_grid_thw"]) == 2
 
 
 def test_the_script_makes_these_photos_and_a_turned_one_stands_upright(

@@ -5,33 +5,30 @@ A reading makes candidates of names and of the first rows of files. The config i
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
-from typing import Any, BinaryIO, ClassVar, Protocol, Self
+from typing import Any, Protocol
 
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.pretrained_folder import model_of
 from forebay.config.tree import Config
-from forebay.errors import ConfigError, SampleError
-from forebay.init.folder_files import Clock, extension_of
+from forebay.errors import ConfigError
+from forebay.init.folder_files import extension_of, spread
 from forebay.init.found_model import Model
+from forebay.init.media_headers import Films, Pictures, Sounds
 from forebay.init.questions import BESIDE, Chooser
-from forebay.init.table_head import Row, TableHead, classes_of, languages_of, words_of
-from forebay.rows.meanings.chat_fields import ANSWERS, IMAGES, WITH_MESSAGES, WITH_QUESTION
+from forebay.init.table_head import Row, TableHead, are_pairs, classes_of, languages_of, videos_of_row, words_of
+from forebay.rows.meanings.chat_fields import ANSWERS, IMAGES, NAMED_BY, VIDEOS, WITH_MESSAGES, WITH_QUESTION
 from forebay.rows.meanings.chat_fields import BESIDE as FIELDS_BESIDE
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import Recipe
-from forebay.store.image.formats import image_size
-from forebay.store.sound_containers import header_info
 from forebay.terminal import counted, first_of
 from forebay.visible import printable
 
@@ -142,9 +139,6 @@ def _escaped(character: str) -> str:
 
 Setting = tuple[str, Any, str]
 """Name, value and comment."""
-SECONDS = 1.2
-"""Headers are read for so long; MP3 and Ogg take all of their bytes."""
-_MAX_BYTES = 64 * 1024 * 1024
 _LANGUAGES = 8
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -187,99 +181,6 @@ class RowMeaning(Protocol):
 
 
 @dataclass(slots=True)
-class Headers:
-    """Summary of the headers of some media. noun: their name. unreadable: how many say nothing. then: what follows."""
-
-    noun: ClassVar[str]
-    then: ClassVar[str] = ""
-    unreadable: int = 0
-
-    def read(self, file: BinaryIO) -> None:
-        """Adds what the header of one says. Raises SampleError for one that says nothing."""
-        raise NotImplementedError
-
-    def add(self, media: bytes | Path) -> None:
-        """Adds an encoded recording or image, or a file of it; one that cannot be read counts as unreadable."""
-        try:
-            with io.BytesIO(media) if isinstance(media, bytes) else open(media, "rb") as file:
-                self.read(file)
-        except (OSError, SampleError):
-            self.unreadable += 1
-
-    @classmethod
-    def of(cls, media: Iterable[bytes | Path]) -> Self:
-        """Returns what the headers of media say, as far as the time goes."""
-        found = cls()
-        for each in Clock(SECONDS).while_left(media):
-            found.add(each)
-        return found
-
-    def __add__(self, other: Self) -> Self:
-        return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
-
-
-@dataclass(slots=True)
-class Sounds(Headers):
-    """A summary of the headers of recordings."""
-
-    noun = "recordings"
-    then = "; they will fail, counted and listed (run.max_failed_share bounds their share)"
-    seconds: list[float] = field(default_factory=list)
-    rates: Counter[int] = field(default_factory=Counter)
-    channels: Counter[int] = field(default_factory=Counter)
-
-    def read(self, file: BinaryIO) -> None:
-        """See `Headers`."""
-
-        def part(start: int, count: int) -> bytes:
-            file.seek(start)
-            return file.read(count)
-
-        size = file.seek(0, os.SEEK_END)
-        info = header_info(part, size, max_bytes=_MAX_BYTES) if size else None
-        if info is None or info.num_samples <= 0:
-            raise SampleError("corrupt_audio", "its header says nothing")
-        self.seconds.append(info.duration_s)
-        self.rates[info.sample_rate_hz] += 1
-        self.channels[info.channels] += 1
-
-    def facts(self, hours: float) -> list[str]:
-        """Returns how long, at which rates. hours: about, of all recordings."""
-        if not self.seconds:
-            return []
-        source = "headers" if self.rates else "rows"
-        parts = [
-            f"about {_hours(hours)} (from {len(self.seconds)} {source})",
-            f"{_short(min(self.seconds))} to {_short(max(self.seconds))} s",
-        ]
-        if self.rates:
-            parts.append(" and ".join(f"{rate:,} Hz" for rate in sorted(self.rates)[:4]))
-        if any(count > 1 for count in self.channels):
-            parts.append("of more than one channel, which are mixed")
-        return parts
-
-
-@dataclass(slots=True)
-class Pictures(Headers):
-    """A summary of the headers of images."""
-
-    noun = BESIDE["none"].noun
-    sizes: list[tuple[int, int]] = field(default_factory=list)
-
-    def read(self, file: BinaryIO) -> None:
-        """See `Headers`."""
-        self.sizes.append(image_size(file, max_pixels=89_478_485, sample_id="image"))
-
-    def facts(self) -> list[str]:
-        """Returns how large the images are."""
-        if not self.sizes:
-            return []
-        widths, heights = zip(*self.sizes, strict=True)
-        middle = f"{round(median(widths))} x {round(median(heights))} pixels in the middle"
-        return [f"images up to {max(widths)} x {max(heights)}, {middle} (from {len(self.sizes)} headers)"]
-
-
-@dataclass(slots=True)
 class Candidate:
     """One way to read the data.
 
@@ -288,11 +189,11 @@ class Candidate:
 
     source: other settings of `[source]`; a Path becomes relative to the config. columns: of `[source.columns]`, those
     with other names than usual. noun: what is counted, `wav files`. count: how many of it, about so many where not
-    `is_exact`. sounds, pictures: what some headers say. texts: some transcripts, or the words of some conversations.
-    languages: how often each was met. others: columns that nothing takes. images_a_row: of some rows. notes: comments
-    for the file, in sentences. audio: settings of `[audio]` that the data itself asks for. prompt: what is read beside
-    images, a `text.prompt`. classes: how often each class was met. has_all_classes: no class is missing there. unread:
-    what may hold the texts and is not read.
+    `is_exact`. sounds, pictures, films: what some headers say. texts: some transcripts, or the words of some
+    conversations. languages: how often each was met. others: columns that nothing takes. images_a_row, videos_a_row: of
+    some rows. notes: comments for the file, in sentences. audio: settings of `[audio]` that the data itself asks for.
+    prompt: what is read beside images, a `text.prompt`. classes: how often each class was met. has_all_classes: no
+    class is missing there. unread: what may hold the texts and is not read. are_pairs: rows have an answer to reject.
     """
 
     kind: str
@@ -309,8 +210,10 @@ class Candidate:
     is_exact: bool = True
     sounds: Sounds = field(default_factory=Sounds)
     pictures: Pictures = field(default_factory=Pictures)
+    films: Films = field(default_factory=Films)
     texts: list[str] = field(default_factory=list)
     images_a_row: list[int] = field(default_factory=lambda: [1])
+    videos_a_row: list[int] = field(default_factory=list)
     languages: Counter[str] = field(default_factory=Counter)
     others: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -320,6 +223,7 @@ class Candidate:
     has_all_classes: bool = False
     has_text: bool = True
     has_labels: bool = False
+    are_pairs: bool = False
     unread: tuple[str, ...] = ()
 
     @property
@@ -330,12 +234,22 @@ class Candidate:
 
     def is_like(self, other: Candidate) -> bool:
         """Says whether one config can read both: the same kind, settings and columns."""
-        names = ("kind", "meaning", "prompt", "columns", "audio", "source")
+        names = ("kind", "meaning", "prompt", "columns", "audio", "source", "are_pairs")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def with_rows_of(self, other: Candidate) -> Candidate:
         """Returns this one and another one that one config can read as one."""
-        added = ("count", "sounds", "pictures", "texts", "images_a_row", "languages", "classes")
+        added = (
+            "count",
+            "sounds",
+            "pictures",
+            "films",
+            "texts",
+            "images_a_row",
+            "videos_a_row",
+            "languages",
+            "classes",
+        )
         return replace(
             self,
             **{name: getattr(self, name) + getattr(other, name) for name in added},
@@ -362,12 +276,21 @@ class Candidate:
         self.prompt, self.noun = prompt, BESIDE[prompt].noun
         self.columns = self._named(columns)
         self.texts = [words for _, words in said if words]
-        self.others = _others(table, {*columns.values(), *WITH_MESSAGES, *WITH_QUESTION, *FIELDS_BESIDE, *IMAGES})
+        self.others = _others(
+            table, {*columns.values(), *WITH_MESSAGES, *WITH_QUESTION, *FIELDS_BESIDE, *IMAGES, *NAMED_BY[VIDEOS]}
+        )
+        self.are_pairs = prompt == "chat" and are_pairs(table.rows)
         if label := columns.get("label"):
             self.classes = classes_of(table, label)
             self.classes.update(dict.fromkeys(table.classes.get(label, ()), 0))
             self.has_all_classes = label in table.classes or (table.is_exact and table.num_rows == len(table.rows))
         return [row for row, _ in said]
+
+    def take_videos(self, folder: Path, rows: Sequence[Row]) -> None:
+        """Takes the videos of rows of conversations. folder: of their names."""
+        named = [videos_of_row(row) for row in rows] if self.prompt == "chat" else []
+        self.films = Films.of(spread([folder / name for names in named for name in names]))
+        self.videos_a_row = [len(names) for names in named]
 
     def _named(self, columns: Mapping[str, str | None]) -> dict[str, str]:
         return unlike_usual(columns) if SOURCE_KINDS[self.kind].has_columns else {}
@@ -403,7 +326,7 @@ def files_noun(names: Sequence[str], other: str) -> str:
 def facts(found: Candidate) -> str:
     """Returns one line on what was found: how many of what, how long, which languages, which sizes."""
     parts = [counted(found.count, found.noun, is_exact=found.is_exact)]
-    parts += [*found.sounds.facts(found.hours), *found.pictures.facts()]
+    parts += [*found.sounds.facts(found.hours), *found.pictures.facts(), *found.films.facts()]
     if found.classes.total():
         number = len(found.classes)
         parts.append(f"{number:,} class{'es' * (number > 1)} ({_shares(found.classes)})")
@@ -416,7 +339,11 @@ def problems(found: Candidate) -> list[str]:
     """Returns what a person should know of the data before a build."""
     bad = [
         f"{each.unreadable} of {count + each.unreadable} {each.noun} that were looked at cannot be read{each.then}."
-        for each, count in ((found.sounds, len(found.sounds.seconds)), (found.pictures, len(found.pictures.sizes)))
+        for each, count in (
+            (found.sounds, len(found.sounds.seconds)),
+            (found.pictures, len(found.pictures.sizes)),
+            (found.films, len(found.films.seen)),
+        )
         if each.unreadable
     ]
     return [*found.notes, *bad]
@@ -426,16 +353,6 @@ def _shares(counts: Counter[str]) -> str:
     """Returns the commonest values and their shares: `hi 60 %, ta 40 %`."""
     total = counts.total()
     return first_of([f"{name} {100 * count / total:.0f} %" for name, count in counts.most_common()], _LANGUAGES)
-
-
-def _hours(hours: float) -> str:
-    if hours < 0.1:
-        return f"{_short(hours * 3600)} s" if hours * 3600 < 120 else f"{hours * 60:.0f} min"
-    return f"{hours:,.1f} h" if hours < 100 else f"{hours:,.0f} h"
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.1f}" if seconds < 100 else f"{seconds:,.0f}"
 
 
 @dataclass(slots=True, kw_only=True)

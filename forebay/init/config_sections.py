@@ -25,6 +25,7 @@ from forebay.steps.audio.extractor.extractor_call import OutputError
 from forebay.steps.audio.extractor.extractor_probe import noise
 from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.image.processor.processor_step import Processed
+from forebay.steps.image.video_settings import Sampling, VideoSettings, video_settings
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.line import whisper_code
 from forebay.store.image.image_settings import ImageSettings, grid_thw
@@ -288,6 +289,9 @@ def mix(whole: Draft, parts: Sequence[Draft]) -> None:
 
 _LEAST_TOKENS, _MOST_TOKENS = 1024, 16_384
 _TEMPLATE_TOKENS = 24
+_FPS = 2.0
+_TIME_TOKENS = 12
+"""Tokens that may stand before two frames of a video."""
 _ALONE = "images of other shapes are not padded: each is a batch of its own"
 
 
@@ -314,7 +318,9 @@ class ImageSections(RowMeaning):
     def sections(self, made: Draft) -> list[Section]:
         model = made.model
         assert model is not None
-        if made.found.prompt == "chat" and model.images is not None:
+        if any(made.found.videos_a_row) and (model.images is None or made.found.are_pairs or _films_of(model) is None):
+            made.said.append("conversations with videos are left out, counted and listed: the model takes none here")
+        if made.found.prompt == "chat" and model.images is not None and not made.found.are_pairs:
             return _packs(made, model, model.images)
         found, folder = made.found, made.relative(model.folder)
         stored = ("processor", folder, "images are stored as the folder's image processor gives them")
@@ -325,6 +331,10 @@ class ImageSections(RowMeaning):
         beside = BESIDE[found.prompt]
         why = f": {model.task.why}" if model.task is not None and model.task.name == found.prompt else ""
         text.add("prompt", found.prompt, f"{beside.said}{why}")
+        if found.are_pairs:
+            text.lines.append(("pairs", True, "an answer to prefer and one to reject: batches of TRL's DPOTrainer"))
+            text.offers.append(("learn_through", "newline"))
+            images.lines += [("images", "processor", "of pairs there are no packs")] if model.images else []
         if (classes := _classes(found, model)) is not None:
             text.add("classes", [*classes], "the model's, in the order of their numbers (id2label of its config.json)")
         if is_chat:
@@ -354,10 +364,14 @@ class ImageSections(RowMeaning):
         return True
 
     def trains(self, found: Candidate, model: Model) -> bool:
+        if found.are_pairs:
+            return False
         packs = model.trains and model.images is not None and found.prompt == "chat"
         return packs or (_is_of_task(found, model) and _class_problem(found, model) is None)
 
     def not_learnt(self, found: Candidate, model: Model) -> str:
+        if found.are_pairs:
+            return "not trained here, which has no loss of preferences: examples/trl_dpo.py trains on such batches"
         if _is_of_task(found, model) and (problem := _class_problem(found, model)):
             return f"not trained yet: {problem}; {_new_head(found, model)}"
         if model.task is not None:
@@ -369,7 +383,7 @@ IMAGES = ImageSections()
 
 
 def _packs(made: Draft, model: Model, settings: ImageSettings) -> list[Section]:
-    folder, (usual, longest) = made.relative(model.folder), _conversation_tokens(made.found, settings)
+    folder, (usual, longest) = made.relative(model.folder), _conversation_tokens(made.found, settings, _films_of(model))
     wanted = max(_LEAST_TOKENS, longest, min(4 * usual, _MOST_TOKENS))
     # A power of two that holds the longest conversation, and some of the usual ones.
     length = min(1 << math.ceil(math.log2(wanted)), model.max_positions or 4 * _MOST_TOKENS)
@@ -377,14 +391,24 @@ def _packs(made: Draft, model: Model, settings: ImageSettings) -> list[Section]:
         made.said.append(f"conversations of more than {length} tokens are left out of packs, counted and listed")
     tokens = f"tokens of a pack; a conversation has about {usual}, the longest about {longest}"
     template = "the folder's chat template; what the assistant says is learnt"
+    vision = Section("vision", [("processor", folder, "")])
+    if any(made.found.videos_a_row) and _films_of(model) is not None:
+        vision.add("fps", _FPS, "frames a second that are shown of videos")
     return [
-        Section("vision", [("processor", folder, "")]),
+        vision,
         Section("text", [("tokenizer", folder, ""), ("prompt", "chat", template)]),
         Section("plan", [("kind", "pack", ""), ("seq_len", length, tokens)]),
     ]
 
 
-def _conversation_tokens(found: Candidate, settings: ImageSettings) -> tuple[int, int]:
+def _films_of(model: Model) -> VideoSettings | None:
+    """Returns the video settings of a model of packs; None where it takes no videos."""
+    with contextlib.suppress(ConfigError):
+        return None if model.images is None else video_settings(model.folder, model.images)
+    return None
+
+
+def _conversation_tokens(found: Candidate, settings: ImageSettings, video: VideoSettings | None) -> tuple[int, int]:
     """Returns about how many tokens a conversation has: in the mean, and the longest that can be of what was seen."""
     images: list[int] = []
     for size in found.pictures.sizes:
@@ -392,9 +416,18 @@ def _conversation_tokens(found: Candidate, settings: ImageSettings) -> tuple[int
         with contextlib.suppress(SampleError):  # the processor refuses it
             _, rows, columns = grid_thw(*size, settings)
             images[-1] += rows * columns // settings.merge_size**2
+    films = [0]
+    for film in found.films.seen:
+        with contextlib.suppress(SampleError):
+            if video is None:
+                break
+            shown = video.indices(film.num_frames, film.fps, Sampling(fps=_FPS))
+            t, rows, columns = video.grid(len(shown), film.width, film.height)
+            films.append(t * (rows * columns // settings.merge_size**2 + _TIME_TOKENS))
     words = [len(text) / 2.5 + _TEMPLATE_TOKENS for text in found.texts] or [_TEMPLATE_TOKENS]
-    a_row, images = found.images_a_row or [1], images or [0]
-    return round(mean(words) + mean(a_row) * mean(images)), round(max(words) + max(a_row) * max(images))
+    of_items = [(found.images_a_row or [1], images or [0]), (found.videos_a_row or [0], films[1:] or films)]
+    usual, longest = ([of(words), *(of(a_row) * of(tokens) for a_row, tokens in of_items)] for of in (mean, max))
+    return round(sum(usual)), round(sum(longest))
 
 
 def _is_of_task(found: Candidate, model: Model) -> bool:

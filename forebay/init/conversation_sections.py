@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forebay.errors import ConfigError
-from forebay.init.candidate import Candidate, Draft, RowMeaning, Section, Sounds, unlike_usual
+from forebay.init.candidate import Candidate, Draft, RowMeaning, Section, unlike_usual
 from forebay.init.config_sections import BATCH_SIZE, buckets, kind_of, not_known
 from forebay.init.folder_files import spread
 from forebay.init.found_model import Model, is_talker
+from forebay.init.media_headers import Sounds
 from forebay.init.questions import Chooser, column_of, columns_of
 from forebay.init.table_head import LikelyColumn, TableHead, clips_of_row, images_of_row, named_in
 from forebay.rows.meanings.chat_fields import NAMED_BY

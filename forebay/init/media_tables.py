@@ -20,10 +20,11 @@ import numpy as np
 from forebay.config.data import RECORDINGS as RECORDING_FILES
 from forebay.errors import ConfigError, ManifestError
 from forebay.extras import install_line
-from forebay.init.candidate import Candidate, Headers, Pictures, RowMeaning, Sounds, unlike_usual
+from forebay.init.candidate import Candidate, RowMeaning, unlike_usual
 from forebay.init.config_sections import IMAGES, RECORDINGS, TEXTS
 from forebay.init.conversation_sections import TALKS, take_talks
 from forebay.init.folder_files import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, split_of, spread, walk
+from forebay.init.media_headers import Headers, Pictures, Sounds
 from forebay.init.questions import Choice, Chooser, column_of, columns_beside, columns_of, speech_columns
 from forebay.init.sample_files import list_over_tars, manifest_over_tars
 from forebay.init.table_head import (
@@ -38,6 +39,7 @@ from forebay.init.table_head import (
     name_columns,
     path_columns,
     read_table,
+    videos_of_row,
     words_of,
     written_paths,
 )
@@ -229,7 +231,8 @@ def _candidate(tables: Tables, tree: Tree | None) -> Candidate | None:
         said = f", recordings by their names in column {named[0].name}"
         return made("folder", RECORDINGS, 78, said, _named_recordings, tree, named)
     images = path_columns(table, IMAGE_EXTENSIONS, folders=folders)
-    if images or (any(map(images_of_row, table.rows)) and any(words_of(row, {}) for row in table.rows)):
+    is_shown = any(images_of_row(row) or videos_of_row(row) for row in table.rows)
+    if images or (is_shown and any(words_of(row, {}) for row in table.rows)):
         return made("table", IMAGES, 80, " of images and text", _images, images)
     texts = likely_columns(table, "text")
     texts = texts if table.path.suffix == ".parquet" else [each for each in texts if each.name == "text"]
@@ -352,6 +355,7 @@ def _images(tables: Tables, images: Sequence[LikelyColumn], found: Candidate, ch
     named = [images_of_row(row, None if is_lines else image) for row in rows]
     found.pictures = Pictures.of(spread([in_folder(folder, written) for names in named for written in names]))
     found.images_a_row = [len(names) for names in named]
+    found.take_videos(folder, rows)
     found.notes = [*tables.notes(), *notes]
 
 

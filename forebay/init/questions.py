@@ -12,7 +12,15 @@ from typing import Generic, NamedTuple, TypeVar
 
 from forebay.config.data import MEANINGS
 from forebay.errors import ConfigError
-from forebay.init.table_head import LikelyColumn, TableHead, images_of_row, likely_columns, words_of
+from forebay.init.table_head import (
+    LikelyColumn,
+    TableHead,
+    are_pairs,
+    images_of_row,
+    likely_columns,
+    videos_of_row,
+    words_of,
+)
 from forebay.visible import printable
 
 T = TypeVar("T")
@@ -203,6 +211,8 @@ def columns_of(
 ) -> dict[str, str | None]:
     """Returns the columns that a `text.prompt` takes, by role. media: those of items."""
     columns, taken = dict(media), [name or "" for name in media.values()]
+    if prompt == "chat" and are_pairs(table.rows):  # read by their own names
+        return {**columns, "id": _id_column(table, taken, chooser)}
     has_messages = "column messages" in chooser.given or likely_columns(table, "messages", taken=taken)
     for role in _ROLES[prompt]:
         if role in (("question", "answer") if has_messages else ("messages",)):
@@ -238,13 +248,16 @@ def _prompt_of_table(table: TableHead, taken: Sequence[str], chooser: Chooser) -
 
 def _conversations(table: TableHead, taken: Sequence[str]) -> str:
     """Returns what a person reads of the columns of conversations; empty where there are none of their names."""
+    if are_pairs(table.rows):
+        return "answers to prefer and to reject"
     if messages := likely_columns(table, "messages", taken=taken):
         return f"column {messages[0].name}"
     questions = likely_columns(table, "question", taken=taken)
     answers = likely_columns(table, "answer", taken=(*taken, questions[0].name)) if questions else []
     if answers:
         return f"columns {questions[0].name} and {answers[0].name}"
-    return "messages" if any(images_of_row(row) and words_of(row, {}) for row in table.rows) else ""
+    is_shown = any((images_of_row(row) or videos_of_row(row)) and words_of(row, {}) for row in table.rows)
+    return "messages" if is_shown else ""
 
 
 def _column_label(found: Sequence[LikelyColumn], role: str, chooser: Chooser) -> str:

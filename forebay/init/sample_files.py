@@ -20,9 +20,10 @@ from typing import Any
 
 from forebay.config.data import PICTURES, SUBTITLES, TEXT_OF_IMAGE, SourceConfig
 from forebay.errors import ConfigError, ManifestError
-from forebay.init.candidate import Candidate, Pictures, Sounds, files_noun
+from forebay.init.candidate import Candidate, files_noun
 from forebay.init.config_sections import IMAGES, RECORDINGS, TEXTS
 from forebay.init.folder_files import SAMPLE, TRANSCRIPTS, Clock, TrainFiles, Tree, spread, text_head, walk
+from forebay.init.media_headers import Pictures, Sounds
 from forebay.init.questions import Choice, Chooser, prompt_of
 from forebay.init.table_head import TableHead, is_language, read_table, words_of
 from forebay.rows.named_files import path_stem

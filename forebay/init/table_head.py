@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.folder_files import SAMPLE, spread
-from forebay.rows.meanings.chat_fields import ANSWERS, IMAGES, MESSAGES, NAMED_BY
+from forebay.rows.meanings.chat_fields import ANSWERS, IMAGES, MESSAGES, NAMED_BY, VIDEOS
+from forebay.rows.meanings.chat_pairs import two_rows
 from forebay.rows.meanings.image_class import declared_classes, named_labels
 from forebay.rows.readers.arrow_files import HfFile, holds_numbers, is_bytes, is_list
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv, read_json_lines
@@ -399,13 +400,30 @@ def languages_of(tables: Iterable[TableHead], name: str | None) -> Counter[str]:
 
 
 def words_of(row: Row, columns: Mapping[str, str | None]) -> str | None:
-    """Returns all words of a row's conversation, None where it holds none. columns: by role, those that are named."""
+    """Returns all words of a row's conversation, None where it holds none; of a pair those of the longer one.
+
+    columns: by role, those that are named.
+    """
+    if (pair := pair_of(row)) is not None:
+        return max((words_of(each, columns) or "" for each in pair), key=len) or None
     for name in (columns["messages"],) if columns.get("messages") else MESSAGES:
         if (found := _words_of_messages(row.get(name or ""))) is not None:
             return found
     named = (columns.get("question") or "question", columns.get("answer") or "answer")
     pairs = ((row.get(asked), row.get(answered)) for asked, answered in (named, *ANSWERS.items()))
     return next((f"{q}\n{a}" for q, a in pairs if isinstance(q, str) and isinstance(a, str)), None)
+
+
+def pair_of(row: Row) -> tuple[Row, Row] | None:
+    """Returns the rows of an answer to prefer and of one to reject; None of a row without both."""
+    with contextlib.suppress(JsonError):
+        return two_rows(row)
+    return None
+
+
+def are_pairs(rows: Sequence[Row]) -> bool:
+    """Whether most rows have an answer to prefer and one to reject."""
+    return 2 * sum(pair_of(row) is not None for row in rows) > len(rows)
 
 
 def _words_of_messages(value: Any) -> str | None:
@@ -428,6 +446,12 @@ def images_of_row(row: Row, column: str | None = None) -> list[str]:
     """Returns the names of images that a row has, in its fields and in the parts of its messages."""
     found = [each for name in ((column,) if column else IMAGES) for each in as_list(row.get(name))]
     return [each for each in (*found, *_in_parts(row, "image")) if isinstance(each, str) and each]
+
+
+def videos_of_row(row: Row) -> list[str]:
+    """Returns the names of videos that a row has, in its fields and in the parts of its messages."""
+    found = [each for name in NAMED_BY[VIDEOS] for each in as_list(row.get(name))]
+    return [each for each in (*found, *_in_parts(row, VIDEOS)) if isinstance(each, str) and each]
 
 
 def in_folder(folder: Path, name: str) -> Path | bytes:
@@ -457,6 +481,8 @@ def _in_parts(row: Row, kind: Group) -> list[Any]:
     messages = [each for name in MESSAGES for each in as_list(row.get(name)) if isinstance(each, dict)]
     contents = (message.get("content") for message in messages)
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    if kind == VIDEOS:
+        return [part.get(kind) for part in parts]
     if kind == "image":
         urls = (part.get("image_url") for part in parts)
         return [*(part.get("image") for part in parts), *(each.get("url") for each in urls if isinstance(each, dict))]

@@ -210,6 +210,8 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             if (group := "image" if kind == "video" else kind) in counts:
                 text = f"{text.rstrip(' ')} [{'clip' if kind == 'audio' else kind} {counts[group]}] "
                 counts[group] += 1
+            elif kind == "box":
+                text += str(part["box"])
             else:
                 text += part["text"].lstrip(" ") if text.endswith(" ") else part["text"]
         functions = (call["function"] for call in message.get("tool_calls", ()))

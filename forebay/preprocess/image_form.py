@@ -56,7 +56,7 @@ class PatchForm:
     settings: ImageSettings
     length_names: ClassVar[tuple[str, ...]] = ("num_patches",)
     read_values: ClassVar[frozenset[str]] = frozenset({"image_grid_thw"})
-    probe_values: ClassVar[tuple[tuple[int, int], ...]] = ((4, 6), (8, 4))
+    probe_values: ClassVar[tuple[tuple[int, ...], ...]] = ((4, 6, 84, 56), (8, 4, 56, 112))
 
     @property
     def merge_size(self) -> int:
@@ -65,7 +65,7 @@ class PatchForm:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a listing that say what is known by a header: what prompts are told, and `make` wants."""
-        return ("grid_h", "grid_w", *(_OF_VIDEO if self.step.video else ()))
+        return ("grid_h", "grid_w", "width", "height", *(_OF_VIDEO if self.step.video else ()))
 
     def of_manifest(self, manifest: Manifest) -> Manifest:
         """Returns the manifest with `columns`, without rows whose images have no such."""
@@ -118,16 +118,16 @@ class PatchForm:
         return self.step.video
 
     def told(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns what prompts are told of an image with these values of `columns`: its grid.
+        """Returns what prompts are told of an image with these values of `columns`: its grid, its width and height.
 
         Of a video also what stands before its frames: (t, h, w, texts).
         """
-        height, width, *video = values
+        rows, columns, width, height, *video = values
         if not video or video[1] is None:
-            return (1, height, width)
+            return (1, rows, columns, width, height)
         t, asked, num_frames, fps, _ = video
         _, rate = self._asked(asked).timed(num_frames, fps)
-        return (t, height, width, self._video().seconds(self._shown(asked, num_frames, fps), rate))
+        return (t, rows, columns, self._video().seconds(self._shown(asked, num_frames, fps), rate))
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return self.step.fields(self.codec, patch_bytes=self.settings.patch_bytes)

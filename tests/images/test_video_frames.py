@@ -145,6 +145,24 @@ def test_a_changed_frame_makes_another_cache_and_the_same_frames_none(tmp_path: 
     assert not np.array_equal(one, two)
 
 
+def test_lists_of_several_manifests_have_their_own_frames(tmp_path: Path) -> None:
+    """Items of a manifest are numbered behind those of the one before; shards name files anew."""
+    model_folder(tmp_path / "model", "qwen2_5")
+    names = frame_files(tmp_path / "f", 6)
+    shown = {"a": [names[:3]], "b": [names[2:5], names[4:]], "c": [names[::-1]]}
+    rows = [asking(name, "<video>" * len(lists), videos=lists) for name, lists in shown.items()]
+    lines(tmp_path, rows)
+    whole = samples_of(open_cache(build_here(config_in(tmp_path)).cache))
+    for row in rows:
+        (tmp_path / f"{row['id']}.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    paths = [str(tmp_path / f"{name}.jsonl") for name in shown]
+    apart = samples_of(open_cache(build_here(config_in(tmp_path, f"source.manifest={json.dumps(paths)}")).cache))
+    assert apart.keys() == whole.keys()
+    for name, sample in whole.items():
+        for one, two in zip(sample["video_patches"], apart[name]["video_patches"], strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
 def test_bad_frames_are_counted_by_reason(tmp_path: Path) -> None:
     model_folder(tmp_path / "model", "qwen3")
     names = frame_files(tmp_path / "f")

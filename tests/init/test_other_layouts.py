@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -252,6 +253,49 @@ def test_a_conversation_without_an_image_does_not_end_the_others(
     assert sorted(cache.samples["sample_id"].to_pylist()) == sorted(row["id"] for row in rows)
     (config,) = tmp_path.glob("*.toml")
     assert load_config(config).source.image_dir == os.fspath(data)
+
+
+FIG = {"id": "a", "image": "fig.jpg"}
+ASKED, SAID = {"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A fig."}
+TWO_ANSWERS: list[dict[str, Any]] = [
+    {**FIG, "question": "What is it?", "chosen": "A fig.", "rejected": "A cat."},
+    {**FIG, "messages": [ASKED, SAID], "rejected_response": "A cat."},
+    {**FIG, "prompt": [ASKED], "chosen": [SAID], "rejected": [{**SAID, "content": "A cat."}]},
+]
+
+
+@pytest.mark.parametrize("row", TWO_ANSWERS, ids=["question", "ms-swift", "TRL"])
+def test_rows_with_an_answer_to_reject_are_pairs(
+    row: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    shutil.copy(layouts.DEMO / "vision/photos/fig.jpg", tmp_path / "data")
+    write_lines(tmp_path / "data" / "rows.jsonl", [row, {**row, "id": "b"}])
+    cache = open_cache(built(tmp_path, capsys, tmp_path / "data", "--model", QWEN3_VL, "--weights", "random"))
+    assert "rejected_input_ids" in cache.fields
+
+
+def test_videos_are_shown_to_a_model_that_takes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("photos/fig.jpg", "sunset.mp4"):
+        shutil.copy(layouts.DEMO / "vision" / name, tmp_path / "data")
+    part = {"role": "user", "content": [{"type": "video", "video": "sunset.mp4"}, {"type": "text", "text": "And?"}]}
+    rows: list[dict[str, Any]] = [
+        {"videos": ["sunset.mp4"], "question": "<video>What is it?", "answer": "A table."},
+        {"video": "sunset.mp4", "messages": [{**ASKED, "content": "<video>What?"}, SAID]},
+        {"messages": [part, SAID]},
+    ]
+    for each in rows:  # of one form in a file; the last one has no other field
+        write_lines(tmp_path / "data" / "rows.jsonl", [{**each, "id": "1"}, {**each, "id": "2"}])
+        cache = open_cache(built(tmp_path, capsys, tmp_path / "data", "--model", QWEN3_VL, "--weights", "random"))
+        assert len(cache) == 2
+        (config,) = tmp_path.glob("*.toml")
+        assert "videos of 2.4 to 2.4 s" in config.read_text()
+        config.unlink()
+    with contextlib.chdir(tmp_path):
+        gemma = ("--model", layouts.DEMO / "vision/gemma3_model", "--weights", "random", "--out", "gemma.toml")
+        run_json(capsys, "init", tmp_path / "data", *gemma)
+    assert "videos are left out" in (tmp_path / "gemma.toml").read_text()
 
 
 def test_rows_of_alpaca_keep_what_stands_beside_the_instruction(

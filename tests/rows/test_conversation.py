@@ -27,7 +27,7 @@ def text(value: str) -> dict[str, str]:
     return {"type": "text", "text": value}
 
 
-def turns(*contents: list[dict[str, str]]) -> list[dict[str, Any]]:
+def turns(*contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
 
 
@@ -197,7 +197,8 @@ _REASONS = {
         "two_system_messages",
         "loss_weight",
     ),
-    *("has_tools", "has_reasoning", "has_video", "has_audio", "has_boxes", "preference_data", "image_pixel_limits"),
+    *("bad_box", "box_reversed", "box_image", "box_count_mismatch"),
+    *("has_tools", "has_reasoning", "has_video", "has_audio", "preference_data", "image_pixel_limits"),
     *("bad_pixel_limits", "no_such_frame"),
 }
 
@@ -240,6 +241,13 @@ def said(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
     roles = ("user", "assistant")
     made = [{"role": roles[n % 2], "content": roles[n % 2], **message} for n, message in enumerate(messages)]
     return {"messages": made, **fields}
+
+
+def boxed(box: Any, *, image: str | None = "x", **objects: Any) -> dict[str, Any]:
+    """A row with one box and its name."""
+    asked = {"content": [{"type": "image", "image": image}] if image else "q"}
+    objects = {"ref": ["cat"], "bbox": [box], **objects}
+    return said(asked, {"content": "<ref-object> at <bbox>"}, objects=objects)
 
 
 def pictured(**fields: Any) -> dict[str, Any]:
@@ -291,9 +299,27 @@ def pictured(**fields: Any) -> dict[str, Any]:
             "has_audio",
             "message 1: a part is of type audio",
         ),
-        ({**QUESTION, "objects": {"ref": ["cat"], "bbox": [[1, 2, 3, 4]]}}, "has_boxes", "field objects"),
-        (said({"content": "where is <ref-object>?"}, {"content": "<bbox>"}), "has_boxes", "has the tag <ref-object>"),
-        (said({}, {"content": "at <bbox>"}), "has_boxes", "message 2 has the tag <bbox>"),
+        (boxed([1, 2, 3]), "bad_box", r"a box is '\[1, 2, 3\]', wanted \[x1"),
+        (boxed([1, 2, "3", 4]), "bad_box", "wanted .* or .x, y."),
+        (boxed([1, True]), "bad_box", "wanted .* or .x, y."),
+        (boxed([float("nan"), 2]), "bad_box", "wanted numbers of pixels"),
+        (boxed([1, 10**400]), "bad_box", "wanted numbers of pixels"),
+        (boxed(7), "bad_box", "a box is '7'"),
+        (boxed([1, 2], bbox=[1, 2]), "bad_box", "a box is '1'"),
+        (boxed([1, 2], bbox_type="norm1000"), "bad_box", "bbox_type is 'norm1000', wanted real or norm1"),
+        ({**boxed([1, 2]), "objects": "[1]"}, "bad_box", "wanted an object of ref and bbox"),
+        ({**boxed([1, 2]), "objects": "{"}, "bad_conversation", "is no JSON"),
+        (boxed([3, 2, 1, 4]), "box_reversed", "first corner behind its second"),
+        (boxed([1, 4, 3, 2]), "box_reversed", "first corner behind its second"),
+        (boxed([1, 2], image_id=[1]), "box_image", "is of image 1, and the row has 1"),
+        (boxed([1, 2], image_id=[-1]), "box_image", "is of image -1"),
+        (boxed([1, 2], image_id=["a.jpg"]), "box_image", "is of image a.jpg"),
+        (boxed([1, 2], image=None), "box_image", "is of image 0, and the row has 0"),
+        (boxed([1, 2], image_id=[0, 0]), "box_count_mismatch", "has 2 image_id for 1 boxes"),
+        (boxed([1, 2], bbox=[]), "box_count_mismatch", "has 1 <bbox> tags for 0 of objects"),
+        (boxed([1, 2], bbox=[[1, 2]] * 2), "box_count_mismatch", "has 1 <bbox> tags for 2 of objects"),
+        (boxed([1, 2], ref=[]), "box_count_mismatch", "has 1 <ref-object> tags for 0 of objects"),
+        (said({}, {"content": "at <bbox>"}), "box_count_mismatch", "has 1 <bbox> tags .* into a part of type text"),
         (said({}, {}, rejected_messages=["no"]), "preference_data", "field rejected_messages"),
         ({**QUESTION, "rejected": "no"}, "bad_pair", "the pair has rejected, no chosen"),
         ({**QUESTION, "chosen": [{"role": "user"}]}, "bad_pair", "the pair has no rejected beside chosen"),
@@ -424,3 +450,30 @@ def test_a_tag_in_a_text_part_or_an_answer_is_text() -> None:
     document, _ = canonical(said({"content": [text("<video> is HTML")]}, {}), [])
     assert json.loads(document)[0]["content"] == [text("<video> is HTML")]
     assert json.loads(canonical({"question": "q", "answer": "<bbox>"}, [])[0])[1]["content"] == [text("<bbox>")]
+
+
+def test_boxes_and_names_stand_where_their_tags_are() -> None:
+    asked, said_ = "<image>\n<ref-object> or <ref-object>?", "<bbox>: not <bbox>"
+    objects: dict[str, Any] = {
+        "ref": ["a cat", ""],
+        "bbox": [[1, 2.5, 3, 4], [0.5, 1]],
+        "bbox_type": "real",
+        "image_id": [0, 1],
+    }
+    first, second = ({"type": "box", "box": box, "image": n} for n, box in enumerate(objects["bbox"]))
+    parts = turns(
+        [IMAGE, {"type": "ref", "text": "a cat"}, text(" or "), {"type": "ref", "text": ""}, text("?")],
+        [first, text(": not "), second],
+    )
+    unknown: set[str] = set()
+    for row in (
+        {"query": f"<image>{asked}", "response": said_, "objects": {**objects, "width": [9], "height": None}},
+        {"query": f"<image>{asked}", "response": said_, "objects": json.dumps(objects)},
+    ):
+        found, used = canonical(row, ["x", "y"], unknown=unknown)
+        assert json.loads(found) == [{**parts[0], "content": [IMAGE, *parts[0]["content"]]}, parts[1]]
+    assert (used, unknown) == (["x", "y"], {"objects.width"})
+    shares, _ = canonical(boxed([0, 0, 1, 1], bbox_type="norm1", image_id=[]), [])
+    assert json.loads(shares)[1]["content"][-1] == {"type": "box", "box": [0, 0, 1, 1], "image": 0, "norm": True}
+    words, _ = canonical({**QUESTION, "answer": "<bbox>", "objects": {"ref": [], "bbox": None}}, [])
+    assert json.loads(words) == turns([text("q")], [text("<bbox>")])

@@ -175,7 +175,6 @@ def test_messages_beside_a_question_are_refused_row_by_row(tmp_path: Path, *, as
         ("video", pa.array([None, {"bytes": b"v"}]), "has_video"),
         ("videos", pa.array([None, ["v.mp4"]]), "has_video"),
         ("audio", pa.array([None, {"bytes": None, "path": "a.wav"}]), "has_audio"),
-        ("objects", pa.array([{"ref": [], "bbox": None}, {"ref": ["x"], "bbox": [[1, 2]]}]), "has_boxes"),
         ("rejected_messages", pa.array([None, "no"]), "preference_data"),
     ],
 )

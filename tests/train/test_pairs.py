@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
 from forebay.rows.meanings.canonical_chat import canonical
 from forebay.steps.image.processor.whole import image_processor_of, whole_processor
-from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loop.run import run
 from forebay.train.select import make_loader
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import photo
+from tests.processes import ROOT, python
 from tests.vlm_families import FAMILIES, FOLDERS, random_model, write_family
 
 ASKED = {"role": "user", "content": "<image>What is it?"}
@@ -103,42 +104,69 @@ def test_batches_of_pairs_are_those_of_trl(tmp_path: Path, name: str) -> None:
             assert torch.equal(batch[name].to(value.dtype), value), name
 
 
-class ForebayDPOTrainer(LoaderMixin, DPOTrainer):  # type: ignore[misc]
-    """TRL's DPOTrainer that takes forebay's loaders."""
+def example(config_path: Path, overrides: list[str], **options: Any) -> list[float]:
+    """Returns the losses of examples/trl_dpo.py."""
+    main = runpy.run_path(str(ROOT / "examples/trl_dpo.py"))["main"]
+    found: list[float] = main(str(config_path), overrides, **options)
+    return found
+
+
+def of_training(root: Path, *, batches: int, steps: int = 3) -> list[str]:
+    return [
+        *(f"plan.batch_size={4 // batches}", f"train.grad_acc={batches}", f"train.max_steps={steps}"),
+        *(f'train.model="{root / "model"}"', 'train.init="random"', "train.learning_rate=0.1", "loader.seed=0"),
+        *(f'train.output_dir="{root / "runs"}"', "train.checkpoint_every=1"),
+    ]
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("batches", [1, 2])
-def test_trl_s_trainer_learns_from_a_loader_as_from_its_own_batches(tmp_path: Path, batches: int) -> None:
-    config = config_of(tmp_path, ROWS, f"plan.batch_size={4 // batches}")
-    build_here(config)
-    tokenizer, processor, examples = for_trl(tmp_path)
-    losses = []
-    for trainer, given in (
-        (ForebayDPOTrainer, {"processing_class": tokenizer, "train_dataset": make_loader(config)}),
-        (DPOTrainer, {"processing_class": processor, "train_dataset": Dataset.from_list(examples)}),
-    ):
-        arguments = DPOConfig(
-            output_dir=str(tmp_path / "run"),
-            max_steps=3,
-            per_device_train_batch_size=4 // batches,
-            gradient_accumulation_steps=batches,
-            optim="sgd",  # Adam makes much of the order in which the samples of a batch are added up
-            learning_rate=0.1,
-            bf16=False,
-            logging_steps=1,
-            save_strategy="no",
-            max_length=None,
-            report_to=[],
-            use_cpu=True,
-        )
-        models = {name: random_model(tmp_path / "model") for name in ("model", "ref_model")}
-        made = trainer(args=arguments, **models, **given)
-        made.train()
-        losses.append([entry["loss"] for entry in made.state.log_history if "loss" in entry])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    assert len(set(losses[0])) == 3
+def test_trl_learns_from_a_loader_as_from_its_own_batches_and_goes_on(tmp_path: Path, batches: int) -> None:
+    config_of(tmp_path, ROWS)
+    # Adam makes much of the order in which the samples of a batch are added up.
+    how: dict[str, Any] = {"optim": "sgd", "disable_tqdm": True}
+    more = of_training(tmp_path, batches=batches)
+    own = example(tmp_path / "c.toml", more, **how)
+    shutil.rmtree(tmp_path / "runs/checkpoint-3")
+    assert example(tmp_path / "c.toml", more, resume=True, **how) == own
+    _, processor, examples = for_trl(tmp_path)
+    arguments = DPOConfig(
+        output_dir=str(tmp_path / "theirs"),
+        max_steps=3,
+        per_device_train_batch_size=4 // batches,
+        gradient_accumulation_steps=batches,
+        learning_rate=0.1,
+        bf16=False,
+        logging_steps=1,
+        save_strategy="no",
+        max_length=None,
+        report_to=[],
+        use_cpu=True,
+        **how,
+    )
+    models = {name: random_model(tmp_path / "model") for name in ("model", "ref_model")}
+    data = {"processing_class": processor, "train_dataset": Dataset.from_list(examples)}
+    theirs = DPOTrainer(args=arguments, **models, **data)
+    theirs.train()
+    assert own == pytest.approx([entry["loss"] for entry in theirs.state.log_history if "loss" in entry], abs=1e-5)
+    assert len({*own}) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_pairs_go_on_with_one_rank_where_two_stopped(tmp_path: Path) -> None:
+    config_of(tmp_path, ROWS)
+    more = of_training(tmp_path, batches=2)
+    whole = example(tmp_path / "c.toml", more)
+    shutil.rmtree(tmp_path / "runs")
+    of_two = [each for each in more if "grad_acc" not in each]
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", 2, "--standalone")
+    outcome = python(*launcher, "examples/trl_dpo.py", tmp_path / "c.toml", *of_two)
+    assert outcome.returncode == 0, outcome.stderr[-4000:]
+    shutil.rmtree(tmp_path / "runs/checkpoint-3")
+    assert example(tmp_path / "c.toml", more, resume=True) == pytest.approx(whole, abs=1e-4)
+    assert max(whole) - min(whole) > 0.01
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import Meaning, MeantRow, MediaPlace, Record, file_place
 from forebay.rows.meanings.asked_of_items import ARTICLES, asked_of, with_asked
+from forebay.rows.meanings.chat_boxes import TAGS, fill_boxes
 from forebay.rows.meanings.chat_fields import (
     ANSWERS,
     ASKED,
     AUDIO,
     BESIDE,
-    BOXES,
     CALL,
     IMAGE,
     LEARNT,
@@ -31,6 +31,7 @@ from forebay.rows.meanings.chat_fields import (
     MESSAGES,
     NAMED_BY,
     NOUNS_OF_PARTS,
+    OBJECTS,
     OF_ROLE,
     REFUSED_OF_MESSAGE,
     REFUSED_OF_PART,
@@ -44,6 +45,7 @@ from forebay.rows.meanings.chat_fields import (
     frames_place,
     is_given,
     list_in,
+    of_openai,
     refusal,
     unknown_fields,
 )
@@ -58,7 +60,7 @@ Item = TypeVar("Item")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ASKED = "asked"
 """The key of a part under which what it asks of its item stands until items are gathered."""
-_REFUSED_TAGS = {"bbox": BOXES, "ref-object": BOXES}
+_BOX_TAG = rf"<(?P<box>{'|'.join(TAGS)})>"
 _PART_NAMES: Mapping[str, tuple[str, ...]] = {
     VIDEOS: (VIDEOS, "path", "url"),
     "audio": ("audio", "path", "url", "audio_url"),
@@ -103,9 +105,9 @@ class _Forms:
 def _forms(groups: tuple[Group, ...]) -> _Forms:
     others = {group: reason for group, reason in _OF_GROUP.items() if group not in groups}
     refused = {name: reason for group, reason in others.items() for name in NAMED_BY[group]}
-    tags = {**_REFUSED_TAGS, **others}
     tag = rf"\n?<({'|'.join(groups)})>\n?" + (r"|<img>([^<>]+)</img>" if "image" in groups else "()")
-    return _Forms(groups, refused, tags, re.compile(tag), re.compile(rf"<({'|'.join(tags)})>"))
+    refused_tag = re.compile(rf"<({'|'.join(others)})>" if others else "(?!)")
+    return _Forms(groups, refused, others, re.compile(rf"{tag}|{_BOX_TAG}"), refused_tag)
 
 
 class ListsItems(Meaning):
@@ -303,6 +305,7 @@ def _conversation(
     if not _is_learnt({name: fields.get(name) for name in LEARNT_OF_ROW}, "assistant", "the row"):
         conversation = [{**each, "loss": False} if each["role"] == "assistant" else each for each in conversation]
     conversation = [*_system(fields, conversation, forms, unknown), *conversation]
+    unknown.update(fill_boxes(conversation, fields))
     return [{**conversation[0], "tools": tools}, *conversation[1:]] if (tools := tools_of(fields)) else conversation
 
 
@@ -317,8 +320,9 @@ def _asked(fields: Mapping[str, Any], name: str, forms: _Forms, counts: Mapping[
         if not any(part["type"] == group for question in questions for part in question):
             how = {_ASKED: Sampling()} if group == VIDEOS else {}
             questions[0][:0] = [{"type": group, **how} for _ in range(counts[group])]
+    answer_tags = re.compile(_BOX_TAG if is_given(fields.get(OBJECTS)) else "(?!)(?P<box>)")
     turns = [
-        [("user", question), *(("assistant", list(_text(answer))) for answer in answers)]
+        [("user", question), *(("assistant", list(_tagged(answer, answer_tags))) for answer in answers)]
         for question, (_, *answers) in zip(questions, pairs, strict=True)
     ]
     return [{"role": role, "content": said} for turn in turns for role, said in turn]
@@ -412,7 +416,7 @@ def _parts(
         yield from _split(text or "", where, forms)
         return
     refused = {**REFUSED_OF_PART, **forms.refused}
-    for part in map(_of_openai, content):
+    for part in map(of_openai, content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
             found = unknown_fields(part, TEXT_PART, refused, where=f"{where}: part text: ")
@@ -446,29 +450,23 @@ def _item_part(
     return {name: value for name, value in made.items() if value is not None}, found
 
 
-def _of_openai(part: Any) -> Any:
-    """Returns a part of type `image_url`, as OpenAI writes it, as one of type `image`; any other as it is."""
-    match part:
-        case {"type": "image_url", "image_url": {"url": str(url), **rest}}:
-            return {**part, **rest, "type": "image", "image_url": None, "image": url}
-        case {"type": "image_url", "image_url": str(url)}:
-            return {**part, "type": "image", "image_url": None, "image": url}
-    return part
-
-
 def _split(text: str, where: str, forms: _Forms) -> Iterator[dict[str, Any]]:
     """The parts of a string with tags."""
-    if "<" not in text:
-        yield from _text(text)
-        return
-    if found := forms.refused_tag.search(text):
+    if "<" in text and (found := forms.refused_tag.search(text)):
         error = refusal(forms.tags[found[1]], f"{where} has the tag {found[0]}")
         raise JsonError(f"{error}; words that only look like it go into a part of type text", reason=error.reason)
+    yield from _tagged(text, forms.tag)
+
+
+def _tagged(text: str, tags: re.Pattern[str]) -> Iterator[dict[str, Any]]:
     position = 0
-    for tag in forms.tag.finditer(text):
+    for tag in tags.finditer(text):
         yield from _text(text[position : tag.start()])
-        made = {"type": tag[1]} if tag[1] else {"type": "image", "image": tag[2]}
-        yield {**made, _ASKED: Sampling()} if tag[1] == VIDEOS else made
+        if tag["box"]:
+            yield {"type": TAGS[tag["box"]]}
+        else:
+            made = {"type": tag[1]} if tag[1] else {"type": "image", "image": tag[2]}
+            yield {**made, _ASKED: Sampling()} if tag[1] == VIDEOS else made
         position = tag.end()
     yield from _text(text[position:])
 

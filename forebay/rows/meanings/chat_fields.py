@@ -20,7 +20,7 @@ NAMED_BY: Mapping[str, tuple[str, ...]] = {
 NOUNS_OF_PARTS: Mapping[str, str] = {**NOUNS, VIDEOS: "video"}
 TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
 IMAGE = "has_images"
-BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
+PREFERENCES, PIXEL_LIMITS = "preference_data", "image_pixel_limits"
 FRAMES, STRETCH_OF_VIDEO = "video_as_frames", "video_stretch"
 PARTLY_LEARNT = "loss_weight"
 WHAT = {
@@ -31,7 +31,6 @@ WHAT = {
     STRETCH_OF_VIDEO: "a stretch of a video",
     AUDIO: "audio in a conversation over images",
     IMAGE: "images in a conversation over sound",
-    BOXES: "boxes of objects",
     PREFERENCES: "answers to prefer or to reject",
     PARTLY_LEARNT: "which part of a message is learnt",
     PIXEL_LIMITS: "a size of one image, other than that of the processor",
@@ -40,7 +39,9 @@ IDS = frozenset({"sample_id", "id"})
 LEARNT_OF_ROW = ("loss_scale", "train", "mask")
 """Fields of a row that speak of all its messages. `loss` and `weight` of a row are figures about it."""
 TOOLS_OF_ROW: tuple[str, ...] = ("tools", "functions")
-_COMMON = IDS | {"system", *TOOLS_OF_ROW, *LEARNT_OF_ROW}
+OBJECTS = "objects"
+"""The field of a row that has the boxes and names which tags stand for."""
+_COMMON = IDS | {"system", OBJECTS, *TOOLS_OF_ROW, *LEARNT_OF_ROW}
 WITH_MESSAGES = _COMMON | {"messages", "conversations"}
 WITH_QUESTION = _COMMON | {"question", "answer"}
 ANSWERS = {"question": "answer", "query": "response", "instruction": "output"}
@@ -55,6 +56,7 @@ PAIRED: tuple[str, ...] = ("prompt", "chosen", "rejected", "rejected_response")
 """The fields of two answers to one question; `prompt` alone is none of them."""
 BESIDE = (
     "system",
+    OBJECTS,
     *LEARNT_OF_ROW,
     *TOOLS_OF_ROW,
     *PAIRED,
@@ -86,7 +88,6 @@ REFUSED_OF_ROW: Mapping[str, str] = {
     **dict.fromkeys(CALLS, TOOLS),
     **dict.fromkeys(REASONED, REASONING),
     **dict.fromkeys(("videos", "video"), VIDEO),
-    "objects": BOXES,
     **dict.fromkeys((*PAIRED[1:], "rejected_messages", "rejected_images"), PREFERENCES),
 }
 REFUSED_OF_MESSAGE: Mapping[str, str] = {
@@ -153,3 +154,13 @@ def list_in(fields: Mapping[str, Any], name: str) -> list[Any]:
     if not isinstance(value, list):
         raise JsonError(f"field {name} is {str(value)[:60]!r}, wanted a list")
     return value
+
+
+def of_openai(part: Any) -> Any:
+    """Returns a part of type `image_url`, as OpenAI writes it, as one of type `image`; any other as it is."""
+    match part:
+        case {"type": "image_url", "image_url": {"url": str(url), **rest}}:
+            return {**part, **rest, "type": "image", "image_url": None, "image": url}
+        case {"type": "image_url", "image_url": str(url)}:
+            return {**part, "type": "image", "image_url": None, "image": url}
+    return part

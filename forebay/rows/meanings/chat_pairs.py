@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from forebay.rows.meanings.chat_fields import ANSWERS, MESSAGES, PAIRED, is_given
+from forebay.rows.meanings.chat_fields import ANSWERS, MESSAGES, NOUNS_OF_PARTS, PAIRED, is_given
 from forebay.rows.readers.json_lines import JsonError
 
 
@@ -73,7 +73,7 @@ def joined_pair(chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[
         raise _bad("has conversations of which none, or all of one, is the other's too")
     if any(message["role"] not in ("assistant", "tool") for message in (chosen[place], rejected[place])):
         raise _bad("has answers to different questions")
-    if any(part["type"] != "text" for message in rest for part in message["content"]):
+    if any(part["type"] in NOUNS_OF_PARTS for message in rest for part in message["content"]):
         raise _bad("shows an item behind the place where its answers differ")
     first = {**chosen[place], "rejected": [*rejected[place:]]}
     return [*map(dict, chosen[:place]), first, *map(dict, chosen[place + 1 :])]

@@ -84,7 +84,7 @@ class Patches(ImageStep):
     """Frames a second that are shown of videos, within the processor's `min_frames` and `max_frames`; a part of a
     conversation may say otherwise. Without it rows with videos are refused (`has_video`)."""
     max_frames: int | None = None
-    """The most frames of a video, in place of the processor's `max_frames`."""
+    """The most frames of a video, in place of the processor's `max_frames`; a longer list of frames is refused."""
     video: VideoSettings | None = None
     max_video_s: float = 0
     version: int = 2

@@ -19,7 +19,7 @@ from forebay.errors import ConfigError, SampleError
 from forebay.store.image.image_settings import ImageSettings, grid_thw, setting_value
 
 Family = Literal["qwen2", "qwen2_5", "qwen3"]
-"""How a model of Qwen-VL is shown time: not at all, by positions, by texts before each frame."""
+"""Which Qwen-VL. It is shown time not at all, by positions, by texts before each frame; boxes as `BoxWriter` says."""
 _FILES = (("processor_config.json", "video_processor"), ("video_preprocessor_config.json", ""))
 _OLD_FILE = ("preprocessor_config.json", "")
 _OF_TYPE: Mapping[str, Family] = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2_5", "qwen3_vl": "qwen3"}
@@ -155,7 +155,7 @@ class VideoSettings:
         if asked.total_pixels is not None:
             share = asked.total_pixels * self.temporal_patch_size * frames // count
             most = min(most, max(share, int(least * _ABOVE_LEAST)))
-        if most < least:
+        if most < least and (most, least) != (self.max_pixels, self.min_pixels):
             raise SampleError("bad_sampling", f"{asked}: {least} pixels at least, and {most} at most")
         return replace(self, min_pixels=least, max_pixels=most)
 
@@ -314,7 +314,7 @@ class Sampling:
 
 SAMPLING = tuple(f.name for f in fields(Sampling))
 """The fields of a part that say which frames of its video are shown."""
-_OF_FRAMES = ("sample_fps", "raw_fps")
+_OF_FRAMES = frozenset({"sample_fps", "raw_fps"})
 _OF_BOTH = ("min_pixels", "max_pixels", "total_pixels")
 _REALS = ("fps", "video_start", "video_end", *_OF_FRAMES)
 _FPS_OF_FRAMES = 24
@@ -331,7 +331,12 @@ def video_settings(folder: Path, images: ImageSettings) -> VideoSettings:
     documents = [(path, document) for path, document in _documents(folder) if document is not None]
     if not documents:
         raise _unusable(f"{folder} holds no video processor, wanted {_FILES[1][0]}")
-    family, (path, document) = _family(folder), documents[0]
+    family, (path, document) = family_in(folder), documents[0]
+    if family is None:
+        raise _unusable(
+            f"{folder} says neither by processor_class nor by model_type in config.json which Qwen-VL it is of, "
+            f"wanted one of {', '.join(_OF_PROCESSOR)}"
+        )
     kind = str(document.get("video_processor_type") or _CLASSES[family][0])
     if kind.removesuffix("Fast") not in _CLASSES[family]:
         raise _unusable(f"{path}: video_processor_type is {kind}, wanted {_CLASSES[family][0]} beside its processor")
@@ -367,19 +372,14 @@ def _documents(folder: Path) -> Iterator[tuple[Path, Any]]:
         yield folder / name, (document.get(key) if key else document) or None
 
 
-def _family(folder: Path) -> Family:
-    """Returns how the model of a folder is shown time, by its processor, else by its config.json."""
+def family_in(folder: Path) -> Family | None:
+    """Returns which Qwen-VL the model of a folder is, by its processor, else by its config.json; None of any other."""
     names = [_json(folder / name) for name in ("processor_config.json", _FILES[1][0], _OLD_FILE[0])]
     names += [_json(folder / "processor_config.json").get("video_processor") or {}]
     said = {str(each.get(field)) for each in names for field in ("processor_class", "video_processor_type")}
     found = [family for name, family in _OF_PROCESSOR.items() if name in said]
     found = found or [family for name, family in _OF_TYPE.items() if name == _model_config(folder).get("model_type")]
-    if len({*found}) != 1:
-        raise _unusable(
-            f"{folder} says neither by processor_class nor by model_type in config.json which Qwen-VL it is of, "
-            f"wanted one of {', '.join(_OF_PROCESSOR)}"
-        )
-    return found[0]
+    return found[0] if len({*found}) == 1 else None
 
 
 def _model_config(folder: Path) -> dict[str, Any]:

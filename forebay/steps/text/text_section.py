@@ -18,6 +18,7 @@ from forebay.steps.model.model_step import ModelStep
 from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import ItemStep, Step, TextStep, no_such_column
 from forebay.steps.table import STEPS, made, problems, problems_of, prompts_beside, steps_named, text_step
+from forebay.steps.text.chat.written_boxes import BoxWriter
 from forebay.steps.text.label import NoText
 from forebay.steps.text.line import TextLine
 from forebay.steps.text.normal.normal_step import Where
@@ -86,6 +87,8 @@ class TextGroup(GroupRecipe):
             is_bare = any(model.size is not None and model.folder == folder for model in config.model)
             digest = "" if is_bare else processor_digest(Path(folder))
             given |= {"processor": digest, "processor_folder": text.tokenizer if is_bare else folder}
+        if "box_writer" in step.given and vision is not None:
+            given["box_writer"] = BoxWriter.of(Path(vision.processor), text.settings.get("boxes"))
         given["videos"] = vision is not None and vision.settings.get("fps") is not None
         if "tokenizer" in step.given:
             given["tokenizer"] = _tokenizer(config, text, step)

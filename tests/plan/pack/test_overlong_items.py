@@ -37,10 +37,11 @@ def video_talks(root: Path) -> Config:
     rows = []
     for number in range(6):
         turns = [shown[(number + turn) % len(shown)] + f"It is {turn}." for turn in range(4)]
-        messages = [{"role": "system", "content": "Be kind."}] * (number % 2)
+        messages = [{"role": "system", "content": "<video>Be kind."}] * (number % 2)
         for turn in turns:
             messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": "A dog, a cat."}]
-        videos = [["a.mp4", names, "b.mp4"][i % 3] for i in range(sum(turn.count("<video>") for turn in turns))]
+        count = sum(message["content"].count("<video>") for message in messages)
+        videos = [["a.mp4", names, "b.mp4"][i % 3] for i in range(count)]
         images = ["p.jpg"] * sum(turn.count("<image>") for turn in turns)
         rows.append({"id": f"t{number}", "messages": messages, "videos": videos, "images": images})
     lines(root, rows)
@@ -108,15 +109,16 @@ def expected(sample: Mapping[str, Any], plan: PackConfig, constants: Mapping[str
 
     if fits(every):
         return [every]
+    turns = [place for place, token in enumerate(ids) if token == ids[0]]
+    head = every[: turns[1]] if plan.repeat_system and ids[1] != user else []
     learnt = {place for place in every if sample["label_mask"][place]}
     if plan.overlong == "truncate":
         cuts = [place for place in range(len(ids) + 1) if not any(a < place < b for a, b, _ in spans)]
         pieces = [every[:cut] for cut in cuts][::-1]
         if plan.truncate_side == "left":
-            pieces = [every[cut:] for cut in cuts]
+            pieces = [head + every[cut:] for cut in cuts if cut >= len(head)]
         piece = next(piece for piece in pieces if fits(piece))
         return [piece] if learnt & {*piece} else [every]
-    turns = [place for place, token in enumerate(ids) if token == ids[0]]
     bounds = [0, *(place for place in turns[1:] if ids[place + 1] == user and place > turns[1])]
     bounds = [place for n, place in enumerate(bounds) if n == 0 or learnt & {*range(place)}]
     found: list[list[int]] = []
@@ -125,7 +127,7 @@ def expected(sample: Mapping[str, Any], plan: PackConfig, constants: Mapping[str
         if found and fits(found[-1] + exchange):
             found[-1] += exchange
         else:
-            found.append(exchange)
+            found.append(head * bool(found) + exchange)
     return [piece for piece in found if learnt & {*piece}] if len(found) > 1 else [every]
 
 
@@ -133,10 +135,12 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"overlong": "truncate"},
     {"overlong": "truncate", "truncate_side": "left"},
     {"overlong": "split"},
+    {"overlong": "truncate", "truncate_side": "left", "repeat_system": True},
+    {"overlong": "split", "repeat_system": True},
 )
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=("right", "left", "split"))
+@pytest.mark.parametrize("plan", PLANS, ids=("right", "left", "split", "left behind a system", "split behind a system"))
 def test_pieces_are_those_of_a_plain_loop(config: Config, plan: dict[str, Any]) -> None:
     whole = select(config)
     longest, patches = (int(np.max(whole.lengths.get(name, [0]))) for name in ("num_tokens", "num_patches"))

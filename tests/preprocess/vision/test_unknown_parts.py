@@ -33,11 +33,11 @@ def conversation(*changes: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "tools": ({**QUESTION, "tools": [{"name": "look"}]}, "has_tools"),
+    "tools": ({**QUESTION, "tool_calls": [{"name": "look", "arguments": {}}]}, "has_tools"),
     "calls": ({"image": "p0.jpg", "messages": conversation({}, {"tool_calls": [{"id": 1}]})}, "bad_tools"),
     "schema": ({**QUESTION, "tools": ["look"]}, "bad_tools"),
     "called": (
-        {"image": "p0.jpg", "messages": conversation({}, {"function_call": {"name": "f", "arguments": "{}"}})},
+        {"image": "p0.jpg", "messages": conversation({"function_call": {"name": "f", "arguments": "{}"}}, {})},
         "has_tools",
     ),
     "thought": ({"image": "p0.jpg", "messages": conversation({}, {"reasoning_content": "h"})}, "has_reasoning"),
@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "thinks": ({**QUESTION, "thinking": "h"}, "has_reasoning"),
     "video": ({**QUESTION, "videos": ["v.mp4"]}, "has_video"),
     "tag": ({**QUESTION, "question": "<image><video>What?"}, "has_video"),
-    "boxes": ({**QUESTION, "objects": {"ref": ["x"], "bbox": [[0, 0, 1, 1]]}}, "has_boxes"),
+    "boxes": ({**QUESTION, "objects": {"ref": ["x"], "bbox": [[0, 0, 1, 1]]}}, "box_count_mismatch"),
     "rejected": ({**QUESTION, "rejected_response": "A cat."}, "preference_data"),
     "alone": ({"text": "<image>A wave.", "image": "p0.jpg"}, "no_assistant_turn"),
     "forms": ({**QUESTION, "query": "What?", "response": "A wave."}, "two_conversations"),

@@ -38,6 +38,7 @@ from forebay.steps.text.chat.conversation import (
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Told, Writer, WrittenIds, by_group
 from forebay.steps.text.chat.template_check import check_shown
+from forebay.steps.text.chat.written_boxes import TOKENS, BoxStyle, BoxWriter, with_boxes
 from forebay.steps.text.row_encoder import TURN, OneByOne
 from forebay.steps.text.tokenizer_files import TRANSFORMERS
 from forebay.steps.text.vocabulary import Vocabulary, render_chat, require_digest, tokens_pattern
@@ -56,7 +57,7 @@ VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
 _ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", VIDEO_PAD)
 
 
-LATER = frozenset({"train_on", "pairs", "strip_text", "videos"})
+LATER = frozenset({"train_on", "pairs", "strip_text", "videos", "boxes", "box_writer"})
 """Settings that these steps did not always have."""
 
 
@@ -73,7 +74,7 @@ class Chat(TextStep):
     beside: ClassVar[frozenset[str]] = frozenset({"patches"})
     can_pack: ClassVar[bool] = True
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens"}
-    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "videos"})
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "videos", "box_writer"})
     tokenizer: str
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
@@ -83,7 +84,10 @@ class Chat(TextStep):
     """Whether rows have an answer to prefer and one to reject: of images as a processor gives them alone."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
+    boxes: BoxStyle | None = None
+    """How boxes are written: `"tokens"` or `"list"`; left out: `"tokens"` of Qwen2-VL, `"list"` of those after it."""
     videos: bool = False
+    box_writer: BoxWriter | None = None
     version: int = 3
     later: ClassVar[frozenset[str]] = LATER
 
@@ -178,14 +182,17 @@ class ChatEncoder(OneByOne):
     def encode(self, text: str, told: Sequence[tuple[Any, ...]], *, sample_id: str) -> dict[str, np.ndarray]:
         """Returns `input_ids` int32 [tokens] and `label_mask` uint8 [tokens], 1 where a token is a target.
 
-        text: a conversation in canonical form, JSON. told: (t, h, w) in patches of its images, in order; of a video
-        also a list of what stands before each of its t frames, if its model is shown them one by one.
+        text: a conversation in canonical form, JSON. told: (t, h, w) in patches of its images, in order, and width and
+        height as displayed; of a video a list of what stands before each of its t frames, if its model is shown them
+        one by one.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
         `special_token_in_text`, `image_count_mismatch`, `bad_text`, `has_tools`, `has_reasoning`.
         """
         conversation, folder = parse_conversation(text, sample_id=sample_id), self._vocabulary.folder
+        videos = [each for each in told if isinstance(each[-1], list)]
+        sizes = [(*size, rows, columns) for _, rows, columns, *size in told if not isinstance(size[-1], list)]
+        conversation = with_boxes(conversation, self._step.box_writer, sizes, sample_id=sample_id)
         conversation = stripped(conversation) if self._step.strip_text else conversation
-        videos = [each for each in told if len(each) > _OF_IMAGE]
         counts = {"image": len(told) - len(videos), **({"video": len(videos)} if "video" in self._pads else {})}
         turns = check_conversation(
             conversation, self._reserved, counts=counts, sample_id=sample_id, train_on=self._step.train_on
@@ -213,7 +220,8 @@ class ChatEncoder(OneByOne):
         # Ids are repeated, not the string: the tokenizer would take 4 times as long and give the same.
         repeats = np.ones(len(ids), dtype=np.int64)
         # Of frames with texts before them each has a pad of its own.
-        pads = [(t // n, n, h, w) for t, h, w, *texts in told for n in [len(texts[0]) if texts and texts[0] else 1]]
+        copies = [(isinstance(each[-1], list) and len(each[-1])) or 1 for each in told]
+        pads = [(t // n, n, h, w) for (t, h, w, *_), n in zip(told, copies, strict=True)]
         of_items = [t * h * w // self._merge_size**2 for t, n, h, w in pads for _ in range(n)]
         repeats[np.isin(ids, [self._ids[pad] for pad in self._pads.values()])] = of_items
         return {"input_ids": np.repeat(ids, repeats), "label_mask": np.repeat(mask, repeats)}
@@ -231,8 +239,6 @@ def _with_seconds(rendered: str, texts: Sequence[Sequence[str]]) -> str:
     return first + "".join(f"{frames}{behind}" for frames, behind in zip(made, rest, strict=True))
 
 
-_OF_IMAGE = 3
-"""What prompts are told of an image: t, h, w."""
 MASK = "label_mask"
 
 
@@ -247,7 +253,9 @@ class ProcessorChat(TextStep):
     name: ClassVar[str] = "chat"
     libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", MASK: "tokens"}
-    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "processor", "tokenizer_folder", "processor_folder"})
+    given: ClassVar[frozenset[str]] = frozenset(
+        {"tokenizer", "processor", "tokenizer_folder", "processor_folder", "box_writer"}
+    )
     setting: ClassVar[str] = "vision.processor"
 
     tokenizer: str
@@ -262,6 +270,9 @@ class ProcessorChat(TextStep):
     """Whether rows have an answer to prefer and one to reject, for batches of preference training."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
+    boxes: BoxStyle | None = None
+    """How boxes are written: `"tokens"` or `"list"`; left out: `"tokens"` of Qwen2-VL, `"list"` of those after it."""
+    box_writer: BoxWriter | None = None
     version: int = 3
     later: ClassVar[frozenset[str]] = LATER
 
@@ -359,7 +370,8 @@ class ProcessorChatEncoder(OneByOne):
             self._vocabulary, self.writer.render, shown=shown, learn_through=step.learn_through
         )
         self.text_form: TextForm = find_text_form(self.writer)
-        self._reserved = tokens_pattern(self.writer.control_tokens | named_tokens(self._vocabulary, self.marks))
+        control = self.writer.control_tokens | named_tokens(self._vocabulary, self.marks)
+        self._reserved = tokens_pattern(control - {*(TOKENS if step.box_writer else ())})
         self._check_turns()
 
     @property
@@ -397,7 +409,8 @@ class ProcessorChatEncoder(OneByOne):
         `special_token_in_text`, `image_count_mismatch`, `audio_count_mismatch`, `bad_text`, `images_together`,
         `clips_together`, `has_tools`, `has_reasoning`, `preference_data`, `bad_pair`.
         """
-        conversation = parse_conversation(text, sample_id=sample_id)
+        conversation, sizes = parse_conversation(text, sample_id=sample_id), by_group(told)["image"]
+        conversation = with_boxes(conversation, self.step.box_writer, sizes, sample_id=sample_id)
         conversation = stripped(conversation) if self.step.strip_text else conversation
         if not self.step.pairs:
             return self._encoded(conversation, told, sample_id=sample_id)

@@ -22,8 +22,9 @@ from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array, Group
 
 Message = dict[str, Any]
-"""`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"} | {"type": "audio"}, ...]}`; of an
-assistant's that is not to be learnt also `"loss": False`. BESIDE may stand beside them."""
+"""`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"} | {"type": "audio"}, ...]}`, in rows
+with parts of type `box` and `ref` too, see `with_boxes`; of an assistant's that is not to be learnt also `"loss":
+False`. BESIDE may stand beside them."""
 
 Render = Callable[..., str]
 """`render(messages, add_generation_prompt=False)`: what a chat template writes; ValueError where it refuses."""
@@ -254,15 +255,25 @@ def _message(message: Any, place: int, *, sample_id: str) -> Message:
     return made if message.get("loss", True) else {**made, "loss": False}
 
 
-def _part(part: Any, place: int, *, sample_id: str) -> dict[str, str]:
+def _part(part: Any, place: int, *, sample_id: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in NOUNS:
         return {"type": str(kind)}
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
+    if kind == "ref" and isinstance(part.get("text"), str):
+        return {"type": "ref", "text": part["text"]}
+    if kind == "box" and _is_box(part):
+        return {name: part[name] for name in ("type", "box", "image", "norm") if name in part}
     raise bad_conversation(
         sample_id, f"message {place} has a part of type {kind!r}, wanted an image, a clip, or a text with its text"
     )
+
+
+def _is_box(part: dict[str, Any]) -> bool:
+    box, image = part.get("box"), part.get("image")
+    numbers = box if isinstance(box, list) and len(box) in (2, 4) else [""]
+    return isinstance(image, int) and image >= 0 and all(isinstance(x, int | float) for x in numbers)
 
 
 _QUESTION, _ANSWER, _THOUGHT = "forebay-question", "forebay-answer", "forebay-thought"
