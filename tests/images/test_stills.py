@@ -25,6 +25,7 @@ from forebay.store.image.codec import decode_image, frame_file
 from forebay.store.image.formats import image_size
 from forebay.store.image.image_settings import ImageSettings, grid_thw
 from forebay.train.select import make_loader, select
+from tests.images.test_boxes import by_ms_swift, config_of, folder_of, texts_of
 from tests.preprocess.corpus import json_lines
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo
@@ -228,3 +229,22 @@ def test_a_grid_is_within_what_is_asked_or_refused_by_name(width: int, height: i
     )
     with pytest.raises(SampleError, match="it is resized to"):
         asked.grid(width, height, settings, rows * columns * 256 - 1)
+
+
+def test_boxes_are_scaled_with_the_size_that_is_asked(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "qwen2_5")
+    said = {"question": "<image>Where?", "answer": "<bbox>", "objects": {"bbox": [[10, 3, 75, 79]]}}
+    sizes: list[dict[str, int]] = [{}, {"min_pixels": 60_000}, {"resized_height": 280, "resized_width": 560}]
+    rows = [{**said, "image": {"image": "p0.jpg", **size}} for size in sizes]
+    cache = open_cache(build_here(config_of(tmp_path, rows)).cache)
+    shown = Image.open(tmp_path / "p0.jpg")
+    wanted = []
+    for index, size in enumerate(sizes):
+        grid = cache.read(index)["image_grid_thw"][0]
+        if "min_pixels" in size:
+            bounds = {"shortest_edge": 60_000, "longest_edge": 131072}
+            assert grid.tolist() == load_processor(folder, "pil")([shown], size=bounds)["image_grid_thw"][0].tolist()
+        wanted.append(by_ms_swift("qwen2_5", "list", [10, 3, 75, 79], shown, grid, 14))
+    assert len({*wanted}) == len(sizes)
+    for text, box in zip(texts_of(folder, cache), wanted, strict=True):
+        assert f"assistant\n{box}<|im_end|>" in text
