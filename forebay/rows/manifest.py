@@ -441,9 +441,15 @@ def file_place(written: str | MediaPlace, home: Path | None = None, *, of: str =
     place = MediaPlace(path=written) if isinstance(written, str) else written
     if place.frames:
         return place._replace(frames=tuple(file_place(frame, home, of=of) for frame in place.frames))
+    if place.path is not None and place.path.startswith(_LOCAL):
+        place = place._replace(path=place.path[len(_LOCAL) - 1 :])
     if place.path is not None and (problem := usable_name(place.path, home)) is not None:
         raise SampleError("missing_file", f"the name of {of} {problem}")
     return place
+
+
+_LOCAL = "file:///"
+"""Before the names of files of this machine, as Qwen's guides write them in conversations; nothing in it is escaped."""
 
 
 def meaning_named(name: str, facts: MeaningFacts | None = None) -> Meaning:

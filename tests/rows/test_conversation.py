@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import TextError
-from forebay.rows.manifest import meaning_named
+from forebay.rows.manifest import MediaPlace, file_place, meaning_named
 from forebay.rows.meanings import canonical_chat
 from forebay.rows.meanings.canonical_chat import item_names
 from tests.strategies import transcripts
@@ -477,3 +477,13 @@ def test_boxes_and_names_stand_where_their_tags_are() -> None:
     assert json.loads(shares)[1]["content"][-1] == {"type": "box", "box": [0, 0, 1, 1], "image": 0, "norm": True}
     words, _ = canonical({**QUESTION, "answer": "<bbox>", "objects": {"ref": [], "bbox": None}}, [])
     assert json.loads(words) == turns([text("q")], [text("<bbox>")])
+
+
+@pytest.mark.parametrize("made", [str, MediaPlace])
+def test_a_name_of_this_machine_is_its_path(made: type[str] | type[MediaPlace]) -> None:
+    name = made("file:///data/a b%20.jpg")
+    assert file_place(name) == MediaPlace(path="/data/a b%20.jpg")
+    assert file_place(MediaPlace(None, frames=(MediaPlace("b"), file_place(name)))).frames == (
+        MediaPlace("b"),
+        MediaPlace("/data/a b%20.jpg"),
+    )

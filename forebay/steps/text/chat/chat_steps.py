@@ -57,24 +57,13 @@ VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
 _ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", VIDEO_PAD)
 
 
-LATER = frozenset({"train_on", "pairs", "strip_text", "videos", "boxes", "box_writer"})
-"""Settings that these steps did not always have."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chat(TextStep):
-    """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
-
-    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its
-    turn. Batches of conversations are packs.
-    """
+class ChatStep(TextStep):
+    """The settings of every step that writes conversations."""
 
     name: ClassVar[str] = "chat"
     libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
-    beside: ClassVar[frozenset[str]] = frozenset({"patches"})
-    can_pack: ClassVar[bool] = True
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens"}
-    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "videos", "box_writer"})
     tokenizer: str
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
@@ -84,12 +73,25 @@ class Chat(TextStep):
     """Whether rows have an answer to prefer and one to reject: of images as a processor gives them alone."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
-    boxes: BoxStyle | None = None
+    boxes: BoxStyle | None = field(default=None, compare=False)  # in the key as `box_writer`
     """How boxes are written: `"tokens"` or `"list"`; left out: `"tokens"` of Qwen2-VL, `"list"` of those after it."""
-    videos: bool = False
     box_writer: BoxWriter | None = None
     version: int = 3
-    later: ClassVar[frozenset[str]] = LATER
+    later: ClassVar[frozenset[str]] = frozenset({"train_on", "pairs", "strip_text", "videos", "boxes", "box_writer"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chat(ChatStep):
+    """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
+
+    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its
+    turn. Batches of conversations are packs.
+    """
+
+    beside: ClassVar[frozenset[str]] = frozenset({"patches"})
+    can_pack: ClassVar[bool] = True
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "videos", "box_writer"})
+    videos: bool = False
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
@@ -243,38 +245,21 @@ MASK = "label_mask"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessorChat(TextStep):
+class ProcessorChat(ChatStep):
     """`input_ids`, what the processor gives beside them for each token, and `label_mask` of a conversation.
 
     Ids are those of the processor's own `apply_chat_template`, image tokens included. The mask is 1 where a token is a
     target: in what the assistant says, and in what ends its turn.
     """
 
-    name: ClassVar[str] = "chat"
-    libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
-    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", MASK: "tokens"}
     given: ClassVar[frozenset[str]] = frozenset(
         {"tokenizer", "processor", "tokenizer_folder", "processor_folder", "box_writer"}
     )
     setting: ClassVar[str] = "vision.processor"
 
-    tokenizer: str
     processor: str
     tokenizer_folder: str = field(default="", compare=False)
     processor_folder: str = field(default="", compare=False)
-    learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
-    """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
-    train_on: TrainOn = "assistant"
-    """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
-    pairs: bool = False
-    """Whether rows have an answer to prefer and one to reject, for batches of preference training."""
-    strip_text: bool = False
-    """Whether white space around images, and at both ends of what the user says, is left out."""
-    boxes: BoxStyle | None = None
-    """How boxes are written: `"tokens"` or `"list"`; left out: `"tokens"` of Qwen2-VL, `"list"` of those after it."""
-    box_writer: BoxWriter | None = None
-    version: int = 3
-    later: ClassVar[frozenset[str]] = LATER
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
@@ -316,7 +301,6 @@ class SoundChat(ProcessorChat):
     setting: ClassVar[str] = "audio.extractor"
     can_pack: ClassVar[bool] = True
     kinds: tuple[Group, ...]
-    version: int = 3
 
     @property
     def shows(self) -> tuple[Group, ...]:
