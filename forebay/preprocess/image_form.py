@@ -23,6 +23,7 @@ from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
+from forebay.steps.image.still_settings import Still
 from forebay.steps.image.video_frames import frames_at, probed_frames, video_patches
 from forebay.steps.image.video_settings import Sampling, VideoSettings
 from forebay.store.image.codec import (
@@ -35,7 +36,7 @@ from forebay.store.image.codec import (
     encode,
     encode_video,
 )
-from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
+from forebay.store.image.image_settings import ImageSettings, image_settings
 from forebay.store.image.stored_items import FEATURES as ARRAYS
 from forebay.store.image.stored_items import ArrayField, StoredArrays, shape_name
 from forebay.store.key import digest
@@ -71,20 +72,23 @@ class PatchForm:
         images = manifest.items["image"]
         names = ["width", "height", *(("num_frames", "fps") if self.step.video else [])]
         known = [images[name].to_numpy().astype(np.float64) for name in names]
+        asked = _codes(images["still"])
+        known.insert(0, asked.indices.fill_null(-1).to_numpy().astype(np.float64))
         if self.step.video:
-            asked = pa.chunked_array([images["video"].combine_chunks()], pa.string()).combine_chunks()
-            asked = asked.dictionary_encode()
-            known.append(asked.indices.fill_null(-1).to_numpy().astype(np.float64))
+            videos = _codes(images["video"])
+            known.append(videos.indices.fill_null(-1).to_numpy().astype(np.float64))
         unique, inverse = np.unique(np.stack(known, axis=1), axis=0, return_inverse=True)
         inverse = inverse.reshape(-1)
         grids = np.zeros((len(unique), 3), np.int32)
         refused: dict[int, SampleError] = {}
-        for number, (width, height, *video) in enumerate(unique.tolist()):
+        for number, (still, width, height, *video) in enumerate(unique.tolist()):
             try:
                 if video and video[-1] >= 0:
-                    grids[number] = self._grid(asked.dictionary[int(video[-1])].as_py(), video, int(width), int(height))
+                    how = videos.dictionary[int(video[-1])].as_py()
+                    grids[number] = self._grid(how, video, int(width), int(height))
                 else:
-                    grids[number] = grid_thw(int(width), int(height), self.settings)
+                    own = Still.read(None if still < 0 else asked.dictionary[int(still)].as_py())
+                    grids[number] = own.grid(int(width), int(height), self.settings, self.step.max_pixels)
             except SampleError as err:
                 refused[number] = err
         for place, name in ((1, "grid_h"), (2, "grid_w"), *(((0, "grid_t"),) if self.step.video else ())):
@@ -137,7 +141,7 @@ class PatchForm:
             return self._make_video(row, data)
         assert isinstance(data, bytes)
         with span(FEATURES):
-            image = self._opened().make(data, sample_id=row["sample_id"])
+            image = self._opened().make(data, sample_id=row["sample_id"], still=row.get("still"))
         if image.grid != (1, row["grid_h"], row["grid_w"]):
             raise SampleError(
                 "unreadable_image",
@@ -283,7 +287,8 @@ class ArrayForm:
         return frozenset([shape_name(counted.name)] if counted is not None and counted.has_shape else [])
 
     def of_manifest(self, manifest: Manifest) -> Manifest:
-        return manifest
+        """Returns the manifest without rows that ask for the size of one image."""
+        return without_sizes(manifest)
 
     def told(self, values: Sequence[int]) -> tuple[int, int]:
         return (values[0], values[1])
@@ -364,6 +369,19 @@ class DecodedForm(ArrayForm):
 
     def probed_stored(self) -> Iterator[Values]:
         return (self.make({"sample_id": name}, data) for name, data in probe_images())
+
+
+def _codes(texts: pa.ChunkedArray) -> pa.DictionaryArray:
+    return pa.chunked_array([texts.combine_chunks()], pa.string()).combine_chunks().dictionary_encode()
+
+
+def without_sizes(manifest: Manifest) -> Manifest:
+    """Returns a manifest without rows that ask for the size of one image, for what makes all images in its own."""
+    asked = manifest.items["image"]["still"].to_pylist()
+    error = SampleError(
+        "image_pixel_limits", "a size of one image alone is for patches of packs; remove it, or the row"
+    )
+    return without(manifest, "image", {n: error for n, each in enumerate(asked) if Still.read(each).has_size})
 
 
 def form_of(steps: ImageGroup, codec: Codec) -> PatchForm | ArrayForm:

@@ -199,6 +199,7 @@ _REASONS = {
     ),
     *("bad_box", "box_reversed", "box_image", "box_count_mismatch"),
     *("has_tools", "has_reasoning", "has_video", "has_audio", "preference_data", "image_pixel_limits"),
+    *("bad_pixel_limits", "no_such_frame"),
 }
 
 
@@ -322,9 +323,14 @@ def pictured(**fields: Any) -> dict[str, Any]:
         (said({}, {}, rejected_messages=["no"]), "preference_data", "field rejected_messages"),
         ({**QUESTION, "rejected": "no"}, "bad_pair", "the pair has rejected, no chosen"),
         ({**QUESTION, "chosen": [{"role": "user"}]}, "bad_pair", "the pair has no rejected beside chosen"),
-        (pictured(max_pixels=1), "image_pixel_limits", "message 1: part image: field max_pixels"),
-        (pictured(min_pixels=1), "image_pixel_limits", "message 1: part image: field min_pixels"),
-        (pictured(resized_height=28, resized_width=28), "image_pixel_limits", "part image: field resized_height"),
+        (pictured(total_pixels=1), "image_pixel_limits", "message 1: part image: field total_pixels"),
+        (pictured(max_pixels=0), "bad_pixel_limits", "message 1: part image: max_pixels is '0', wanted an integer"),
+        (pictured(min_pixels="9"), "bad_pixel_limits", "part image: min_pixels is '9', wanted an integer of 1 or more"),
+        (pictured(min_pixels=9.5), "bad_pixel_limits", "part image: min_pixels is '9.5', wanted an integer"),
+        (pictured(max_pixels=True), "bad_pixel_limits", "part image: max_pixels is 'True', wanted an integer"),
+        (pictured(resized_height=28), "bad_pixel_limits", "resized_height are given, wanted resized_height and"),
+        (pictured(resized_height=28, resized_width=28, max_pixels=9), "bad_pixel_limits", "wanted resized_height and"),
+        (pictured(frame=-1), "no_such_frame", "part image: frame is '-1', wanted an integer of 0 or more"),
         ({**said({}, {}), "question": "q"}, "two_conversations", "has both messages and question"),
         ({**said({}, {}), "query": "q"}, "two_conversations", "has both messages and query"),
         ({"query": "q", "instruction": "i"}, "two_conversations", "has both query and instruction"),

@@ -192,7 +192,7 @@ class ChatEncoder(OneByOne):
         """
         conversation, folder = parse_conversation(text, sample_id=sample_id), self._vocabulary.folder
         videos = [each for each in told if isinstance(each[-1], list)]
-        sizes = [each[3:] for each in told if not isinstance(each[-1], list)]
+        sizes = [(*each[3:], *each[1:3]) for each in told if not isinstance(each[-1], list)]
         conversation = with_boxes(conversation, self._step.box_writer, sizes, sample_id=sample_id)
         conversation = stripped(conversation) if self._step.strip_text else conversation
         counts = {"image": len(told) - len(videos), **({"video": len(videos)} if "video" in self._pads else {})}
