@@ -64,7 +64,7 @@ def conversation_lines(folder: Path, data: st.DataObject) -> None:
 
 
 def conversation_forms(folder: Path, data: st.DataObject) -> None:
-    """What a row may ask of its items, boxes in them, tools."""
+    """Rows that ask for something of their items, with boxes and tools."""
     asked_of = {"type": "image", "image": "a.png", "min_pixels": 300, "max_pixels": 900, "frame": 0}
     frames = {"type": "video", "video": ["a.png", "a.png"], "sample_fps": 2, "total_pixels": 900}
     tools = [{"type": "function", "function": {"name": "zoom", "parameters": {"type": "object", "properties": {}}}}]
