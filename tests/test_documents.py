@@ -204,8 +204,8 @@ def test_settings_of_a_guide_are_settings(name: str) -> None:
             if isinstance(fields, list):  # tables of one name
                 demo[section] = fields
                 continue
-            if "features" in fields:
-                demo[section] = {}  # other features have other settings
+            if "features" in fields or (section == "plan" and "kind" in fields):
+                demo[section] = {}  # other features, and other kinds of plans, have other settings
             demo[section] = {**demo.get(section, {}), **fields} if isinstance(fields, dict) else fields
         load_config(demo)
     sections = {f.name: get_type_hints(tree.Config)[f.name] for f in dataclasses.fields(tree.Config)}

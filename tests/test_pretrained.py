@@ -22,7 +22,7 @@ HELPER = ROOT / "forebay" / "pretrained.py"
 _LOADING = ("from_pretrained", "from_config", "get_class_from_dynamic_module", "get_cached_module_file")
 
 
-OF_A_USER = [ROOT / "examples" / name for name in ("hf_sft_trainer.py", "qwen_vl_finetune.py")]
+OF_A_USER = [ROOT / "examples" / name for name in ("hf_sft_trainer.py", "qwen_vl_finetune.py", "trl_dpo.py")]
 """They hand on a tokenizer as a user's own script does: examples use public names alone, and the helper is none."""
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from forebay.config.data import STRICT, at_least
 
-AugmentKind = Literal["spec_augment", "gain", "noise", "reverb", "speed", "flip", "function"]
+AugmentKind = Literal["spec_augment", "gain", "noise", "reverb", "speed", "flip", "colour", "function"]
 _OF: Mapping[str, frozenset[str]] = {
     "spec_augment": frozenset(
         ("time_prob", "time_length", "time_min_masks", "feature_prob", "feature_length", "feature_min_masks")
@@ -18,6 +18,7 @@ _OF: Mapping[str, frozenset[str]] = {
     "reverb": frozenset(("cache",)),
     "speed": frozenset(("factors",)),
     "flip": frozenset(),
+    "colour": frozenset(("brightness", "contrast")),
     "function": frozenset(("function", "processes", "changes_length")),
 }
 """The settings of each kind, beside `kind` and `probability`."""
@@ -30,6 +31,8 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 }
 OF_WAVEFORMS = ("gain", "noise", "reverb", "speed")
 """The kinds that need the samples of a recording."""
+OF_IMAGES = ("flip", "colour")
+"""The kinds that change images, in packs of patches too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +46,7 @@ class AugmentConfig:
 
     kind: AugmentKind
     """`spec_augment`: stretches of frames and of bins become 0. `gain`, `noise`, `reverb`, `speed`: of waveforms.
-    `flip`: images are mirrored. `function`: yours."""
+    `flip`: images are mirrored. `colour`: they are brighter or darker, of more or less contrast. `function`: yours."""
     probability: float = 1.0
     """Share of the samples that are changed."""
     time_prob: float | None = None
@@ -67,6 +70,10 @@ class AugmentConfig:
     """Of `noise`: lowest and highest ratio of the recording's power to the noise's, in decibels."""
     factors: tuple[float, ...] | None = None
     """Of `speed`: one of these is drawn: 1.1 is faster, shorter and higher."""
+    brightness: tuple[float, ...] | None = None
+    """Of `colour`: lowest and highest factor of all bytes of an image."""
+    contrast: tuple[float, ...] | None = None
+    """Of `colour`: lowest and highest factor of what lies between a byte, made brighter first, and 127.5."""
     function: str | None = None
     """Of `function`: `"file.py:name"` beside the config, with `allow_code = true` under `[run]`. It takes the stored
     fields of a sample and a `numpy.random.Generator`, and returns fields."""
@@ -90,9 +97,17 @@ class AugmentConfig:
         for name in ("time_prob", "feature_prob"):
             if (getattr(self, name) or 0) > 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted at most 1")
-        for name in ("db", "snr_db"):
+        if self.kind == "colour" and not given:
+            raise ValueError('kind "colour" needs brightness or contrast')
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        for name in ("db", "snr_db", "brightness", "contrast"):
             pair = getattr(self, name)
             if pair is not None and (len(pair) != 2 or pair[0] > pair[1]):
                 raise ValueError(f"{name} is {list(pair)}, wanted [lowest, highest]")
+        for name in ("brightness", "contrast"):
+            if min(getattr(self, name) or (0,)) < 0:
+                raise ValueError(f"{name} is {list(getattr(self, name))}, wanted factors of 0 or more")
         if self.factors is not None and not (self.factors and all(0.5 <= factor <= 2 for factor in self.factors)):
             raise ValueError(f"factors is {list(self.factors)}, wanted numbers from 0.5 to 2")

@@ -82,7 +82,8 @@ class ModelConfig:
     batch: int | None = None
     """Samples that the model is given at once; in the keys of shards. Left out: that of its family."""
     size: int | tuple[int, int] | None = None
-    """Of an autoencoder: pixels that images are resized and cropped to, the side of a square or [width, height]."""
+    """Of an autoencoder, or a class of your own that takes images: pixels that these are resized and cropped to, the
+    side of a square or [width, height]."""
     shapes: int | tuple[tuple[int, int], ...] | None = None
     """At most so many sizes of the area of `size`, those by which this set of images is cropped least. Or the sizes
     themselves, [[width, height], ...]: they stay where images are added."""
@@ -118,6 +119,10 @@ class ModelConfig:
         self._check_sizes()
         if self.crops % 2 == 0:
             raise ValueError(f"crops is {self.crops}, wanted an odd number: the centred window is one of them")
+        if self.is_code and self.size is not None and self.takes != "image":
+            raise ValueError('size is of images; set takes = "image", or leave it out')
+        if self.is_code and self.crops > 1:
+            raise ValueError("crops are of folders; a class of your own is given the centred part, leave crops out")
         if self.flip and (self.takes != "image" or self.is_code):
             raise ValueError('flip is of folders that take images; set takes = "image", or leave it out')
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from forebay.config.augment import AugmentConfig
+from forebay.config.augment import OF_IMAGES, AugmentConfig
 from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig, at_least
 from forebay.config.frozen_models import ModelConfig, TokenPattern
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
@@ -460,8 +460,9 @@ class Config:
         if not (is_packed or is_ragged):
             return
         found = 'plan.kind is "pack"' if is_packed else 'loader.form is "ragged"'
-        if self.augment:
-            raise ValueError(f"augment changes padded batches, and {found}; leave one of both out")
+        kinds = [each.kind for each in self.augment if is_ragged or each.kind not in OF_IMAGES]
+        if kinds:
+            raise ValueError(f"augment of kind {kinds[0]} changes padded batches, and {found}; leave one of both out")
         if self.loader.tokens:
             raise ValueError(f"loader.tokens are of padded batches, and {found}; leave one of both out")
         if self.loader.device_features is not None:

@@ -289,7 +289,7 @@ class Candidate:
     def take_videos(self, folder: Path, rows: Sequence[Row]) -> None:
         """Takes the videos of rows of conversations. folder: of their names."""
         named = [videos_of_row(row) for row in rows] if self.prompt == "chat" else []
-        self.films = Films.of(spread([folder / name for names in named for name in names]))
+        self.films = Films.of(spread([folder / name for names in named for name in names if isinstance(name, str)]))
         self.videos_a_row = [len(names) for names in named]
 
     def _named(self, columns: Mapping[str, str | None]) -> dict[str, str]:

@@ -448,10 +448,10 @@ def images_of_row(row: Row, column: str | None = None) -> list[str]:
     return [each for each in (*found, *_in_parts(row, "image")) if isinstance(each, str) and each]
 
 
-def videos_of_row(row: Row) -> list[str]:
-    """Returns the names of videos that a row has, in its fields and in the parts of its messages."""
+def videos_of_row(row: Row) -> list[Any]:
+    """Returns what names the videos that a row has, in its fields and in the parts of its messages: names, or lists."""
     found = [each for name in NAMED_BY[VIDEOS] for each in as_list(row.get(name))]
-    return [each for each in (*found, *_in_parts(row, VIDEOS)) if isinstance(each, str) and each]
+    return [each for each in (*found, *_in_parts(row, VIDEOS)) if isinstance(each, str | list) and each]
 
 
 def in_folder(folder: Path, name: str) -> Path | bytes:

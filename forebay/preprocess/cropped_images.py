@@ -12,6 +12,7 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
 from forebay.preprocess.group import Values, columns_digest, without
+from forebay.preprocess.image_form import without_sizes
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.probe_inputs import probe_images
 from forebay.preprocess.target_sizes import TargetSizes, best_sizes, cropped_share
@@ -48,6 +49,7 @@ class CroppedForm:
 
         Raises ConfigError where a row has several images and these have several sizes.
         """
+        manifest = without_sizes(manifest)
         step, images = self.step, manifest.items["image"]
         widths, heights = (images[name].to_numpy().astype(np.int64) for name in ("width", "height"))
         small = np.minimum(widths, heights) < step.step

@@ -23,6 +23,7 @@ from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
 from forebay.steps.image.qwen2_vl import OMNI_SECONDS, VIDEO_VALUES, Patches, PixelSteps, video_fields
+from forebay.steps.image.still_settings import Still
 from forebay.steps.image.video_frames import probed_frames, video_patches
 from forebay.steps.image.video_settings import VideoSettings
 from forebay.steps.text.row_encoder import ShownVideo, Size
@@ -102,7 +103,7 @@ class PatchForm:
             return {name: stored, "image_grid_thw": grid, SECONDS: seconds_of}
         assert isinstance(data, bytes)
         with span(FEATURES):
-            image = self._opened().make(data, sample_id=row["sample_id"])
+            image = self._opened().make(data, sample_id=row["sample_id"], still=row.get("still"))
         if image.grid != (1, row["grid_h"], row["grid_w"]):
             raise SampleError(
                 "unreadable_image",
@@ -237,6 +238,8 @@ class ArrayForm:
         return frozenset(shape_name(one.name) for one in counted if one is not None and one.has_shape)
 
     def of_manifest(self, manifest: Manifest) -> Manifest:
+        """Returns the manifest without rows that ask for the size of one image, of videos with `columns`."""
+        manifest = without_sizes(manifest)
         if self.step.video is None:
             return manifest
         images, bad = self._shows.with_grids(manifest.items["image"])
@@ -338,6 +341,15 @@ class DecodedForm(ArrayForm):
 
     def probed_stored(self) -> Iterator[Values]:
         return (self.make({"sample_id": name}, data) for name, data in probe_images())
+
+
+def without_sizes(manifest: Manifest) -> Manifest:
+    """Returns a manifest without rows that ask for the size of one image, for what makes all images in its own."""
+    asked = manifest.items["image"]["still"].to_pylist()
+    error = SampleError(
+        "image_pixel_limits", "a size of one image alone is for patches of packs; remove it, or the row"
+    )
+    return without(manifest, "image", {n: error for n, each in enumerate(asked) if Still.read(each).has_size})
 
 
 def form_of(steps: ImageGroup, codec: Codec) -> PatchForm | ArrayForm:

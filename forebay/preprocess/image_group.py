@@ -20,7 +20,8 @@ from forebay.rows.listed_frames import frame_places
 from forebay.rows.manifest import LISTS, Manifest
 from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
-from forebay.store.image.codec import Codec, decode_image
+from forebay.steps.image.still_settings import Still
+from forebay.store.image.codec import Codec, decode_image, frame_file
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
@@ -115,17 +116,20 @@ class ImageItems:
         return {"codec": self.codec, "images": columns_digest(items.select(["hash"]))}
 
     def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
-        rows = items.select(["file", "offset", "size", "hash", *self.form.columns])
+        rows = items.select(["file", "offset", "size", "hash", "still", *self.form.columns])
         return rows.append_column("sample_id", pa.array(item_names(items, files), pa.large_string()))
 
     def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
         for position, row in enumerate(rows.to_pylist()):
             mark(position)
             values: Values = {"image_hash": row["hash"]}
+            still, decoding = Still.read(row["still"]), self.steps.step.decoding
             try:
                 frames = frame_places(row.get("frames") or ())
                 data = (read(*place) for place in frames) if frames else read(row["file"], row["offset"], row["size"])
-                values |= self.form.make(row, data)
+                if still.frame is not None and isinstance(data, bytes):
+                    data = frame_file(data, sample_id=row["sample_id"], frame=still.frame, **decoding)
+                values |= self.form.make({**row, "still": still}, data)
             except SampleError as err:
                 values |= {"failure": err.reason, "message": str(err)}
             yield values

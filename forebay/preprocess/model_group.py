@@ -419,7 +419,9 @@ def _base_of(config: Config, step: ModelStep) -> Prepares:
 
 
 def _decoded(config: Config, step: ModelStep) -> Prepares:
-    """Returns what decodes items for a class of the user."""
+    """Returns what decodes items for a class of the user; with `size` images are cropped to their targets."""
+    if step.target is not None:
+        return CroppedImages.given(config, step.target, step.label)
     pixels = Processed(processor="")
     images = ImageItems(ImageGroup(step=pixels, folder=""), DecodedForm(pixels, "raw"), config.source.columns.image)
     texts = TextInputs("", "", config.source.captions, is_first=step.takes != "text")

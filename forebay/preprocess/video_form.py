@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.errors import SampleError
+from forebay.steps.image.still_settings import Still
 from forebay.steps.image.video_frames import frames_at, video_patches
 from forebay.steps.image.video_settings import Sampling, VideoSettings
 from forebay.steps.image.video_step import ShowsVideos
 from forebay.store.image.codec import Pixels, decode_image
-from forebay.store.image.image_settings import ImageSettings, grid_thw
+from forebay.store.image.image_settings import ImageSettings
 from forebay.store.layout import Array
 
 OF_VIDEO = ("grid_t", "video", "num_frames", "fps", "frames")
@@ -32,24 +33,27 @@ class ShownVideos:
     def with_grids(self, images: pa.Table) -> tuple[pa.Table, dict[int, SampleError]]:
         """Returns items with the columns of `OF_VIDEO` and `grid_h`, `grid_w`, and of bad ones why, by their place.
 
-        Of images the grids are those of `grid_thw`, without `step.video` in the columns `grid_h` and `grid_w` alone.
+        Of images the grids are those of `Still.grid`, without `step.video` in the columns `grid_h` and `grid_w` alone.
         """
         names = ["width", "height", *(("num_frames", "fps") if self.step.video else [])]
         known = [images[name].to_numpy().astype(np.float64) for name in names]
+        asked = _codes(images["still"])
+        known.insert(0, asked.indices.fill_null(-1).to_numpy().astype(np.float64))
         if self.step.video:
-            asked = pa.chunked_array([images["video"].combine_chunks()], pa.string()).combine_chunks()
-            asked = asked.dictionary_encode()
-            known.append(asked.indices.fill_null(-1).to_numpy().astype(np.float64))
+            videos = _codes(images["video"])
+            known.append(videos.indices.fill_null(-1).to_numpy().astype(np.float64))
         unique, inverse = np.unique(np.stack(known, axis=1), axis=0, return_inverse=True)
         inverse = inverse.reshape(-1)
         grids = np.zeros((len(unique), 3), np.int32)
         refused: dict[int, SampleError] = {}
-        for number, (width, height, *video) in enumerate(unique.tolist()):
+        for number, (still, width, height, *video) in enumerate(unique.tolist()):
             try:
                 if video and video[-1] >= 0:
-                    grids[number] = self._grid(asked.dictionary[int(video[-1])].as_py(), video, int(width), int(height))
+                    how = videos.dictionary[int(video[-1])].as_py()
+                    grids[number] = self._grid(how, video, int(width), int(height))
                 elif not self.step.is_of_transformers:
-                    grids[number] = grid_thw(int(width), int(height), self.settings)
+                    own = Still.read(None if still < 0 else asked.dictionary[int(still)].as_py())
+                    grids[number] = own.grid(int(width), int(height), self.settings, self.step.max_pixels)
             except SampleError as err:
                 refused[number] = err
         for place, name in ((1, "grid_h"), (2, "grid_w"), *(((0, "grid_t"),) if self.step.video else ())):
@@ -106,3 +110,7 @@ class ShownVideos:
             if image.size != (size := size or image.size):
                 raise SampleError("frame_sizes", f"frame {number} of {sample_id} has another size than the first")
             yield np.array(image)
+
+
+def _codes(texts: pa.ChunkedArray) -> pa.DictionaryArray:
+    return pa.chunked_array([texts.combine_chunks()], pa.string()).combine_chunks().dictionary_encode()

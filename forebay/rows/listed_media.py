@@ -42,6 +42,7 @@ from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.segments import SEGMENT_COLUMNS, Bounds, recordings_of, segment_columns, segment_of
 from forebay.rows.shared_items import first_uses, share_groups
 from forebay.steps.audio.film_sound import film_info, is_film
+from forebay.steps.image.still_settings import Still
 from forebay.steps.image.video_frames import video_facts
 from forebay.store.image.formats import MoreImages, image_size
 from forebay.store.layout import Array, Group
@@ -53,6 +54,7 @@ from forebay.task_map import Map, WorkerDied, mark
 
 ITEMS_PER_TASK = 512
 _PLACE = ("file", "member", "offset", "size")
+_ASKED = frozenset(("video", "still"))
 _BLOCK_BYTES = 1 << 20
 
 
@@ -115,8 +117,8 @@ def look_at(task: LookTask) -> pa.Table:
                     else:
                         data = read(file, offset, size)
                         digest, told = xxhash.xxh3_128_hexdigest(data), _LOOKS[task.group](data, task, place, name)
-                if place.get("video") is not None:  # other frames are another item
-                    digest = xxhash.xxh3_128_hexdigest(repr((digest, place["video"])).encode())
+                if (asked := place.get("video") or place.get("still")) is not None:  # it is another item then
+                    digest = xxhash.xxh3_128_hexdigest(repr((digest, asked)).encode())
                 facts.append((offset, size, digest, *told, None, None))
             except SampleError as err:
                 noun = NOUNS[task.group] if place.get("video") is None else "video"
@@ -127,7 +129,9 @@ def look_at(task: LookTask) -> pa.Table:
 
 def _size_of(data: bytes, task: LookTask, place: Mapping[str, Any], name: str) -> tuple[int, int, int, float]:
     if place["video"] is None:
-        return *image_size(data, max_pixels=task.max_pixels, sample_id=name, more=task.more_images), 0, 0.0
+        frame = Still.read(place["still"]).frame
+        size = image_size(data, max_pixels=task.max_pixels, sample_id=name, more=task.more_images, frame=frame)
+        return *size, 0, 0.0
     found = video_facts(data, max_video_s=task.max_video_s, max_pixels=task.max_pixels, sample_id=name)
     return found.width, found.height, found.num_frames, found.fps
 
@@ -247,9 +251,11 @@ class ListedMedia:
         missing = np.full(len(self.files.files) - len(self._fact_of_file), -1, np.int64)
         self._fact_of_file = np.append(self._fact_of_file, missing)
         is_part = places["start_s"].is_valid().to_numpy() if segment_columns(places) else np.zeros(len(new), bool)
-        is_video = places["video"].is_valid().to_numpy() if "video" in places.column_names else np.zeros_like(is_part)
+        is_asked = np.zeros_like(is_part)
+        for name in _ASKED & {*places.column_names}:
+            is_asked |= places[name].is_valid().to_numpy()
         is_frames = self._frames(new).is_any
-        is_whole = is_file & ~is_part & ~is_video & (places["member"].to_numpy() == "")
+        is_whole = is_file & ~is_part & ~is_asked & (places["member"].to_numpy() == "")
         own, parts = new[is_whole], new[is_part]
         _, first = np.unique(self.file[own], return_index=True)
         once = own[first[self._fact_of_file[self.file[own[first]]] < 0]]
@@ -388,7 +394,7 @@ class ListedMedia:
             used, inverse = np.unique(self.file[todo[start:stop]], return_inverse=True)
             files = self.files.files.take(used)
             table = places.slice(start, stop - start).take(pa.array(np.arange(stop - start)))
-            table = table.select([*_PLACE[1:], *segment_columns(table)[:1], *({"video"} & {*table.column_names})])
+            table = table.select([*_PLACE[1:], *segment_columns(table)[:1], *sorted(_ASKED & {*table.column_names})])
             table = table.add_column(0, "file", pa.array(inverse.astype(np.int32)))
             yield LookTask(
                 group=self.group,

@@ -68,11 +68,12 @@ ITEM_FACTS: Mapping[Group, str] = {
 """What the header of an item says: samples of one channel at its own rate; pixels as displayed, of a still 0 frames."""
 ITEM_BOUNDS: Mapping[Group, str] = {
     "audio": "start_s:float64? end_s:float64? channel:int32?",
-    "image": "video:string? frames:int64[]",
+    "image": "still:string? video:string? frames:int64[]",
 }
-"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it. What is asked of a video,
-see `Sampling.to_text`; null of an image. `frames`, of a video whose frames are files of their own: file, offset and
-size of each, one behind the other; before a listing knows them, their places among the items of their part."""
+"""The stretch of a recording that an item is, see `Bounds`; null of one that is all of it. `still`, `video`:
+what is asked of an image or of a video, see `Still.to_text`, `Sampling.to_text`; null of any other. `frames`, of a
+video whose frames are files of their own: file, offset and size of each, one behind the other; before a listing knows
+them, their places among the items of their part."""
 ITEM_SCHEMAS = {
     group: schema_of(f"file:int32 member:large_string offset:int64 size:int64 hash:string {facts} {ITEM_BOUNDS[group]}")
     for group, facts in ITEM_FACTS.items()
@@ -299,8 +300,9 @@ def described(counts: Mapping[str, int]) -> str:
 class MediaPlace(NamedTuple):
     """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar.
 
-    segment: the `Bounds` of a stretch of a recording, None of all of it. video: what is asked of a video, None of an
-    image. frames: the places of a video's frames, whose first one this is, where these are images of their own.
+    segment: the `Bounds` of a stretch of a recording, None of all of it. still, video: what is asked of an image or of
+    a video, None of any other. frames: the places of a video's frames, whose first one this is, where these are images
+    of their own.
     """
 
     path: str | None = None
@@ -311,6 +313,7 @@ class MediaPlace(NamedTuple):
     segment: tuple[float, float, int | None] | None = None
     video: str | None = None
     frames: tuple[MediaPlace, ...] = ()
+    still: str | None = None
 
 
 class Record(NamedTuple):
@@ -438,9 +441,15 @@ def file_place(written: str | MediaPlace, home: Path | None = None, *, of: str =
     place = MediaPlace(path=written) if isinstance(written, str) else written
     if place.frames:
         return place._replace(frames=tuple(file_place(frame, home, of=of) for frame in place.frames))
+    if place.path is not None and place.path.startswith(_LOCAL):
+        place = place._replace(path=place.path[len(_LOCAL) - 1 :])
     if place.path is not None and (problem := usable_name(place.path, home)) is not None:
         raise SampleError("missing_file", f"the name of {of} {problem}")
     return place
+
+
+_LOCAL = "file:///"
+"""Before the names of files of this machine, as Qwen's guides write them in conversations; nothing in it is escaped."""
 
 
 def meaning_named(name: str, facts: MeaningFacts | None = None) -> Meaning:

@@ -201,7 +201,8 @@ class RowSink:
 
 def _flat(places: Mapping[MediaPlace, int], group: Group) -> list[tuple[Any, ...]]:
     if group == "image":
-        return [(*place[:_OF_PLACE], place.video, [places[frame] for frame in place.frames]) for place in places]
+        asked = [(place.still, place.video, [places[frame] for frame in place.frames]) for place in places]
+        return [(*place[:_OF_PLACE], *each) for place, each in zip(places, asked, strict=True)]
     return [(*place[:_OF_PLACE], *(place.segment or (None, None, None))) for place in places]
 
 

@@ -91,8 +91,12 @@ def make_loader(
         planned = _planned(config, source) if shuffle else planned_in_order(config, source)
     collator: BatchMaker | None = None
     finish: Callable[[Any], Any] | None = None
+    augment = _augment(config, source) if shuffle else None
     if isinstance(config.plan, PackConfig):
-        collator, finish = pack_makers(config, source, planned.plan, device=device, as_tensordict=as_tensordict)
+        changes = augment and next(augment(part) for part in parts_of(source) if part.constants.has_items)
+        collator, finish = pack_makers(
+            config, source, planned.plan, device=device, as_tensordict=as_tensordict, augmentation=changes
+        )
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "output": output}
     here |= {"device": device, "device_prefetch": device_prefetch}
     here |= {"with_ids": with_ids, "with_columns": with_columns if isinstance(with_columns, str) else (*with_columns,)}
@@ -104,7 +108,7 @@ def make_loader(
         dp_world_size=ranks.dp_world_size,
         collator=collator,
         finish=finish,
-        augment=_augment(config, source) if shuffle else None,
+        augment=augment,
         features=config.loader.device_features,
         varies=shuffle,
     )
@@ -174,7 +178,13 @@ def _one_of_node(root: Path) -> Iterator[None]:
 
 
 def pack_makers(
-    config: Config, source: SampleSource, plan: Plan, *, device: torch.device | str | None, as_tensordict: bool
+    config: Config,
+    source: SampleSource,
+    plan: Plan,
+    *,
+    device: torch.device | str | None,
+    as_tensordict: bool,
+    augmentation: Augmentation | None = None,
 ) -> tuple[PackCollator, DeviceExpansion | None]:
     """Returns what makes the batches of packs on the host, and what then makes values of codes on a device."""
     settings, forms = config.loader, pack_forms(Stored.of(source))
@@ -185,18 +195,24 @@ def pack_makers(
             'and pass over them; set loader.pixels = "float32"'
         )
     if settings.pixels == "uint8" or is_host(device) or not any(map(has_patches, forms)):
-        return pack_collator(settings, source, shapes), None
+        return pack_collator(settings, source, shapes, augmentation), None
     # The patches cross over as they are, an eighth of the bytes.
     stored = replace(settings, pixels="uint8")
-    return pack_collator(stored, source, shapes), DeviceExpansion(*forms, dtype=pixel_dtype(settings.pixels))
+    values = DeviceExpansion(*forms, dtype=pixel_dtype(settings.pixels))
+    return pack_collator(stored, source, shapes, augmentation), values
 
 
-def pack_collator(settings: LoaderConfig, source: SampleSource, shapes: PackShapes | None = None) -> PackCollator:
+def pack_collator(
+    settings: LoaderConfig,
+    source: SampleSource,
+    shapes: PackShapes | None = None,
+    augmentation: Augmentation | None = None,
+) -> PackCollator:
     """Returns what makes the batches of packs, as `[loader]` wants them. shapes: those of their plan."""
     dtype = None if settings.pixels == "uint8" else pixel_dtype(settings.pixels)
     if not any(map(has_patches, pack_forms(Stored.of(source)))):
         dtype = _DTYPES[settings.dtype]
-    return PackCollator(source, shapes=shapes, dtype=dtype, varlen=settings.varlen)
+    return PackCollator(source, shapes=shapes, dtype=dtype, varlen=settings.varlen, augmentation=augmentation)
 
 
 def as_stored(config: Config) -> Config:

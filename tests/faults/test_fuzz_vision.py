@@ -20,12 +20,14 @@ import xxhash
 from hypothesis import strategies as st
 
 from forebay.config import PackConfig
+from forebay.config.data import MEANINGS
 from forebay.errors import SampleError
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.pack.pack_plan import pack_plan
 from forebay.plan.statistics import pack_statistics
 from forebay.preprocess.groups import Groups
-from forebay.rows.manifest import Manifest
+from forebay.rows.list_rows import list_rows
+from forebay.rows.manifest import Manifest, meaning_named
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import hash_file
@@ -58,6 +60,22 @@ def conversation_lines(folder: Path, data: st.DataObject) -> None:
     rows = data.draw(changed_documents([_turns(["a.png"]), asked(["a.png", "b.jpg"], id="b"), asked("b.jpg", id="c")]))
     lines = "\n".join(json.dumps(row) for row in rows if isinstance(rows, list)).encode()
     path.write_bytes(data.draw(st.one_of(st.just(lines), changed_bytes(lines, WICKED))))
+    _converse(folder, "jsonl", path)
+
+
+def conversation_forms(folder: Path, data: st.DataObject) -> None:
+    """Rows that ask for something of their items, with boxes and tools."""
+    asked_of = {"type": "image", "image": "a.png", "min_pixels": 300, "max_pixels": 900, "frame": 0}
+    frames = {"type": "video", "video": ["a.png", "a.png"], "sample_fps": 2, "total_pixels": 900}
+    tools = [{"type": "function", "function": {"name": "zoom", "parameters": {"type": "object", "properties": {}}}}]
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "zoom", "arguments": {"by": 2}}}]}
+    messages = [{"role": "user", "content": [asked_of, frames]}, call, {"role": "tool", "content": "larger"}]
+    boxes = {"ref": ["cup"], "bbox": [[1, 2, 3, 4]], "bbox_type": "real", "image_id": [0]}
+    boxed = {"id": "b", "image": "b.jpg", "query": "<image>Where is the <ref-object>?", "response": "<bbox>"}
+    rows = [{"id": "a", "tools": tools, "messages": messages}, {**boxed, "objects": boxes}]
+    drawn = data.draw(changed_documents(rows))
+    path = folder / "raw" / "list.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in drawn if isinstance(drawn, list)))
     _converse(folder, "jsonl", path)
 
 
@@ -179,7 +197,8 @@ def _turns(names: list[str]) -> dict[str, Any]:
 
 def _converse(folder: Path, kind: str, path: Path) -> None:
     source = source_of(kind, path, max_pixels=10_000, max_sample_bytes=100_000)
-    assert isinstance(read_conversations(source, cache_root=folder / "root"), Manifest)
+    meaning = meaning_named("conversations", replace(MEANINGS["conversations"].of_groups(["image"]), has_videos=True))
+    assert isinstance(list_rows(source, meaning, cache_root=folder / "root"), Manifest)
 
 
 def _read_cache(folder: Path, data: st.DataObject) -> None:
@@ -257,6 +276,7 @@ FUZZ = Fuzz(
     _prepare,
     {
         conversation_lines: "raw",
+        conversation_forms: "raw",
         conversation_tar: "raw",
         conversation_parquet: "raw",
         image: "raw",

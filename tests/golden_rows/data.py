@@ -468,7 +468,7 @@ def bad_talks() -> list[Row | str]:
         made = [{**turn, **change} for turn, change in zip(turns, changes, strict=True)]
         return {"id": name, "images": ["p1.png"], "messages": made}
 
-    limited = [{"type": "image", "image": "p0.png", "max_pixels": 784}]
+    limited = [{"type": "image", "image": "p0.png", "total_pixels": 784}]
     return [
         *(asked(f"of {name}", image=name) for name in bad_pictures()),
         *(asked("gone", image="gone.png"), asked("data", image="data:image/png;base64,iVBORw0KGgo")),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import TextError
-from forebay.rows.manifest import meaning_named
+from forebay.rows.manifest import MediaPlace, file_place, meaning_named
 from forebay.rows.meanings import canonical_chat
 from forebay.rows.meanings.canonical_chat import item_names
 from tests.strategies import transcripts
@@ -199,6 +199,7 @@ _REASONS = {
     ),
     *("bad_box", "box_reversed", "box_image", "box_count_mismatch"),
     *("has_tools", "has_reasoning", "has_video", "has_audio", "preference_data", "image_pixel_limits"),
+    *("bad_pixel_limits", "no_such_frame"),
 }
 
 
@@ -322,9 +323,14 @@ def pictured(**fields: Any) -> dict[str, Any]:
         (said({}, {}, rejected_messages=["no"]), "preference_data", "field rejected_messages"),
         ({**QUESTION, "rejected": "no"}, "bad_pair", "the pair has rejected, no chosen"),
         ({**QUESTION, "chosen": [{"role": "user"}]}, "bad_pair", "the pair has no rejected beside chosen"),
-        (pictured(max_pixels=1), "image_pixel_limits", "message 1: part image: field max_pixels"),
-        (pictured(min_pixels=1), "image_pixel_limits", "message 1: part image: field min_pixels"),
-        (pictured(resized_height=28, resized_width=28), "image_pixel_limits", "part image: field resized_height"),
+        (pictured(total_pixels=1), "image_pixel_limits", "message 1: part image: field total_pixels"),
+        (pictured(max_pixels=0), "bad_pixel_limits", "message 1: part image: max_pixels is '0', wanted an integer"),
+        (pictured(min_pixels="9"), "bad_pixel_limits", "part image: min_pixels is '9', wanted an integer of 1 or more"),
+        (pictured(min_pixels=9.5), "bad_pixel_limits", "part image: min_pixels is '9.5', wanted an integer"),
+        (pictured(max_pixels=True), "bad_pixel_limits", "part image: max_pixels is 'True', wanted an integer"),
+        (pictured(resized_height=28), "bad_pixel_limits", "resized_height are given, wanted resized_height and"),
+        (pictured(resized_height=28, resized_width=28, max_pixels=9), "bad_pixel_limits", "wanted resized_height and"),
+        (pictured(frame=-1), "no_such_frame", "part image: frame is '-1', wanted an integer of 0 or more"),
         ({**said({}, {}), "question": "q"}, "two_conversations", "has both messages and question"),
         ({**said({}, {}), "query": "q"}, "two_conversations", "has both messages and query"),
         ({"query": "q", "instruction": "i"}, "two_conversations", "has both query and instruction"),
@@ -471,3 +477,13 @@ def test_boxes_and_names_stand_where_their_tags_are() -> None:
     assert json.loads(shares)[1]["content"][-1] == {"type": "box", "box": [0, 0, 1, 1], "image": 0, "norm": True}
     words, _ = canonical({**QUESTION, "answer": "<bbox>", "objects": {"ref": [], "bbox": None}}, [])
     assert json.loads(words) == turns([text("q")], [text("<bbox>")])
+
+
+@pytest.mark.parametrize("made", [str, MediaPlace])
+def test_a_name_of_this_machine_is_its_path(made: type[str] | type[MediaPlace]) -> None:
+    name = made("file:///data/a b%20.jpg")
+    assert file_place(name) == MediaPlace(path="/data/a b%20.jpg")
+    assert file_place(MediaPlace(None, frames=(MediaPlace("b"), file_place(name)))).frames == (
+        MediaPlace("b"),
+        MediaPlace("/data/a b%20.jpg"),
+    )

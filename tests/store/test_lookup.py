@@ -596,6 +596,7 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
         ("text", "learn_through"),
         *(("text", "train_on"), ("text", "strip_text")),
         ("text", "pairs"),  # tests/train/test_pairs.py
+        ("text", "boxes"),  # tests/images/test_boxes.py
     }
     tried |= {("vision", field) for field, _ in PROCESSED_CHANGES}
     tried |= {("text", "languages"), ("text", "min_confidence")}

@@ -11,6 +11,7 @@ import numpy as np
 
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
+from forebay.plan.pack.fixed_shapes import reserved_tokens
 from forebay.steps.text.chat.conversation import parse_conversation
 from forebay.store.cut_samples import CutPiece, CutSamples, ItemKind
 from forebay.store.key import digest
@@ -18,6 +19,7 @@ from forebay.store.layout import TEXT, Array, Ints
 from forebay.store.source import SECONDS, SampleSource, length_of
 
 logger = logging.getLogger(__name__)
+_SIZES = ("num_tokens", "num_patches", "num_frames")
 CUT_VERSION = 2
 """Bumped when the same conversation and settings give other pieces."""
 
@@ -31,19 +33,14 @@ def in_pieces(source: SampleSource, settings: PlanConfig | None) -> SampleSource
     """
     if not isinstance(settings, PackConfig) or not settings.cuts or not source.are_whole:
         return source
-    budgets = {
-        "num_tokens": settings.seq_len,
-        "num_patches": settings.max_patches,
-        "num_frames": settings.max_frames,
-    }
-    given = [(name, most) for name, most in budgets.items() if most is not None]
-    overlong = np.flatnonzero(np.any([length_of(source, name) > most for name, most in given], axis=0))
+    room = _Room.of(source, settings)
+    overlong = np.flatnonzero(room.exceeded(np.stack([length_of(source, name) for name in _SIZES], axis=1)))
     if not len(overlong):
         return source
     pads = _pads(source, settings)
     counts, rows, left_out = np.ones(len(source), np.int64), [], 0
     for place in overlong.tolist():
-        pieces = _cut(source, place, pads, settings)
+        pieces = _cut(source, place, pads, room, settings)
         learnt = [piece for piece in pieces if piece.learnt]
         if learnt:
             counts[place], left_out = len(learnt), left_out + len(pieces) - len(learnt)
@@ -53,7 +50,7 @@ def in_pieces(source: SampleSource, settings: PlanConfig | None) -> SampleSource
     told = {"samples": len(np.unique(cut[:, 0])), "pieces": len(cut), "nothing_learnt": left_out}
     found = (told["samples"], len(overlong), told["pieces"])
     logger.info("%s: %d of %d overlong conversations are cut into %d", source.place, *found)
-    names = ("overlong", "truncate_side", "repeat_system", "seq_len", "max_patches", "max_frames")
+    names = ("overlong", "truncate_side", "repeat_system", "seq_len", "max_patches", "max_frames", "shapes")
     by = {"version": CUT_VERSION, **{name: getattr(settings, name) for name in names}}
     return CutSamples(
         source,
@@ -62,6 +59,49 @@ def in_pieces(source: SampleSource, settings: PlanConfig | None) -> SampleSource
         key=digest({"of": source.key, "cut": by}),
         counts=told,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The room of a pack, of fixed shapes one a shape. unit: the patches of a token.
+
+    most: float64 [shapes, 4], of tokens, patches, frames, and tokens that are of no image.
+    """
+
+    most: Array
+    unit: int
+
+    @classmethod
+    def of(cls, source: SampleSource, settings: PackConfig) -> _Room:
+        """Returns that of a plan to be. Of shapes those of texts alone, and of the most images of a whole sample.
+
+        `best_shapes` tries both, and takes none that leave out more.
+        """
+        given = (settings.seq_len, settings.max_patches, settings.max_frames, None)
+        most = np.array([[np.inf if each is None else each for each in given]])
+        if not settings.has_shapes or not (unit := _patches_of_token(source)):
+            return cls(most, 1)
+        length = settings.seq_len - reserved_tokens(source.constants)
+        patches = length_of(source, "num_patches")[length_of(source, "num_tokens") <= length]
+        shapes = np.unique(np.clip([1, int(patches.max(initial=0)) // unit], 1, max(length - 1, 1)))
+        most = np.repeat(most, len(shapes), axis=0)
+        most[:, 0], most[:, 3] = length, length - shapes
+        most[:, 1] = np.minimum(most[:, 1], shapes * unit)
+        return cls(most, unit)
+
+    def exceeded(self, sizes: Array) -> Array:
+        """Returns which samples no pack has room for. sizes: [..., 3], see `CutPiece.sizes`."""
+        return np.asarray(np.any(sizes > self.most.max(axis=0)[:-1], axis=-1))
+
+    def holds(self, sizes: Array) -> Array:
+        """Returns which pieces a pack has room for. sizes: [..., 3], see `CutPiece.sizes`."""
+        held = np.concatenate([sizes, sizes[..., :1] - sizes[..., 1:2] // self.unit], axis=-1)
+        return np.asarray((held[..., None, :] <= self.most).all(axis=-1).any(axis=-1))
+
+
+def _patches_of_token(source: SampleSource) -> int:
+    constants = source.constants
+    return int((constants.get("mrope") or constants).get("merge_size", 0)) ** 2
 
 
 def _pads(source: SampleSource, settings: PackConfig) -> dict[int, ItemKind]:
@@ -124,7 +164,7 @@ class _Talk:
         frames = began[kinds.index("audio")].copy()
         if frames.any():
             frames[frames > 0] = _clip_frames(source, place)
-        patches = (is_item & ~is_clip) * (constants.get("mrope") or constants).get("merge_size", 0) ** 2
+        patches = (is_item & ~is_clip) * _patches_of_token(source)
         numbers = _sums([patches, frames, is_clip, sample["label_mask"] != 0])
         # A part of the clips has its share by tokens.
         numbers[2] = numbers[2] * int(length_of(source, SECONDS)[place]) // max(int(is_clip.sum()), 1)
@@ -139,33 +179,27 @@ class _Talk:
         numbers = self.numbers[:, head] + self.numbers[:, end] - self.numbers[:, start]
         return CutPiece(head, start, end, *items, *numbers.tolist())
 
-    def truncated(self, head: int, settings: PackConfig) -> Iterator[CutPiece]:
+    def truncated(self, head: int, room: _Room, *, is_left: bool) -> Iterator[CutPiece]:
         """Yields the longest beginning, or behind `head` the longest end, that a pack has room for."""
-        places, is_left = np.arange(len(self) + 1), settings.truncate_side == "left"
+        places = np.arange(len(self) + 1)
         sizes = np.stack([places, *self.numbers[:2]])
         if is_left:
             sizes = sizes[:, -1:] - sizes + sizes[:, [head]]
-        found = places[self.is_open & (_room(settings) >= sizes.T).all(axis=1)]
+        found = places[self.is_open & room.holds(sizes.T)]
         if len(found):
             yield self.piece(int(found[0]), len(self), head) if is_left else self.piece(0, int(found[-1]))
 
-    def split(self, starts: Sequence[int], head: int, settings: PackConfig) -> Iterator[CutPiece]:
+    def split(self, starts: Sequence[int], head: int, room: _Room) -> Iterator[CutPiece]:
         """Yields pieces that end where another exchange begins, each as long as a pack has room for."""
-        bounds, room = [0, *starts, len(self)], _room(settings)
+        bounds = [0, *starts, len(self)]
         at = 0
         while at < len(bounds) - 1:
             own = head if at else 0
             stop = at + 1
-            while stop + 1 < len(bounds) and (self.piece(bounds[at], bounds[stop + 1], own).sizes <= room).all():
+            while stop + 1 < len(bounds) and room.holds(self.piece(bounds[at], bounds[stop + 1], own).sizes):
                 stop += 1
             yield self.piece(bounds[at], bounds[stop], own)
             at = stop
-
-
-def _room(settings: PackConfig) -> Array:
-    """The most tokens, patches and frames of a pack, float64 [3]."""
-    given = (settings.seq_len, settings.max_patches, settings.max_frames)
-    return np.array([np.inf if most is None else most for most in given])
 
 
 def _clip_frames(source: SampleSource, place: int) -> list[int]:
@@ -174,20 +208,22 @@ def _clip_frames(source: SampleSource, place: int) -> list[int]:
     return [len(clip) for clip in source.read(place)[next(tensors)]]
 
 
-def _cut(source: SampleSource, place: int, pads: Mapping[int, ItemKind], settings: PackConfig) -> list[CutPiece]:
+def _cut(
+    source: SampleSource, place: int, pads: Mapping[int, ItemKind], room: _Room, settings: PackConfig
+) -> list[CutPiece]:
     """Returns the pieces of a sample; none, or one without targets, where it cannot be cut."""
     sample, text = source.text_of(place)
-    talk = _Talk.of(source, place, sample, pads)
+    talk, is_left = _Talk.of(source, place, sample, pads), settings.truncate_side == "left"
     if settings.overlong == "truncate" and not settings.repeat_system:
-        return list(talk.truncated(0, settings))
+        return list(talk.truncated(0, room, is_left=is_left))
     sample_id = source.sample_id(place)
     roles = [message["role"] for message in parse_conversation(text, sample_id=sample_id)]
     starts, roles = _turns(sample["input_ids"], roles, f"{source.place}: sample {place} ({sample_id})")
     head = int(starts[1]) if settings.repeat_system and roles[0] == "system" and len(starts) > 1 else 0
     if settings.overlong == "truncate":
-        return list(talk.truncated(head, settings))
+        return list(talk.truncated(head, room, is_left=is_left))
     exchanges = [n for n in range(1, len(roles)) if roles[n] == "user" and "assistant" in roles[:n]]
-    found = list(talk.split([int(starts[n]) for n in exchanges if roles[n - 1] != "user"], head, settings))
+    found = list(talk.split([int(starts[n]) for n in exchanges if roles[n - 1] != "user"], head, room))
     return found if len(found) > 1 else []
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import Meaning, MeantRow, MediaPlace, Record, file_place
+from forebay.rows.meanings.asked_of_items import ARTICLES, asked_of, sound_of_video, with_asked
 from forebay.rows.meanings.chat_boxes import TAGS, fill_boxes
 from forebay.rows.meanings.chat_fields import (
     ANSWERS,
@@ -52,15 +52,14 @@ from forebay.rows.meanings.chat_fields import (
 from forebay.rows.meanings.chat_pairs import joined_pair, two_rows
 from forebay.rows.meanings.chat_tools import add_message, beside_of, calls_in, tools_of
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
-from forebay.rows.segments import Bounds, stretch_fields, stretch_of
-from forebay.steps.image.video_settings import SAMPLING, Sampling
+from forebay.steps.image.video_settings import Sampling
 from forebay.steps.text.chat.conversation import COUNTED
 from forebay.store.layout import Group
 
 Item = TypeVar("Item")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_SEGMENT = "segment"
-"""The key of a part under which its stretch, or its frames, stand until items are gathered."""
+_ASKED = "asked"
+"""The key of a part under which what it asks of its item stands until items are gathered."""
 _BOX_TAG = rf"<(?P<box>{'|'.join(TAGS)})>"
 _PART_NAMES: Mapping[str, tuple[str, ...]] = {
     VIDEOS: (VIDEOS, "path", "url"),
@@ -156,16 +155,13 @@ def with_items(record: Record, groups: Collection[Group]) -> tuple[dict[str, Any
         if (wrong := next((place for place in places if isinstance(place, JsonError)), None)) is not None:
             raise text_error(wrong)
         items[group] = [
-            file_place(place, of=_ARTICLES[group]) for place in places if isinstance(place, MediaPlace | str)
+            file_place(place, of=ARTICLES[group]) for place in places if isinstance(place, MediaPlace | str)
         ]
     fields = decoded_fields(record)
     for group in groups:
         if group not in items:
-            items[group] = [file_place(name, of=_ARTICLES[group]) for name in item_names(fields, group)]
+            items[group] = [file_place(name, of=ARTICLES[group]) for name in item_names(fields, group)]
     return fields, items
-
-
-_ARTICLES: Mapping[str, str] = {"audio": "a clip", "image": "an image", VIDEOS: "a video"}
 
 
 def _by_group(text: str, used: Mapping[str, Sequence[Any]], *, has_sound: bool) -> dict[Group, list[Any]]:
@@ -178,18 +174,8 @@ def _by_group(text: str, used: Mapping[str, Sequence[Any]], *, has_sound: bool) 
     for part in (part for message in json.loads(text) for part in message["content"] if part["type"] in rest):
         found["image" if part["type"] == VIDEOS else part["type"]].append(item := next(rest[part["type"]]))
         if part["type"] == VIDEOS and has_sound:
-            found["audio"].append(_sound_of(item))
+            found["audio"].append(sound_of_video(item))
     return found
-
-
-def _sound_of(video: MediaPlace) -> MediaPlace:
-    """Returns the sound of a video, or of its stretch, as a clip."""
-    if video.frames:
-        raise SampleError("no_sound", "a video is a list of frames, which has no sound; leave the row out")
-    asked = Sampling(**json.loads(video.video or "{}"))
-    start_s, end_s = asked.video_start or 0.0, math.nan if asked.video_end is None else asked.video_end
-    is_whole = not start_s and asked.video_end is None
-    return video._replace(video=None, segment=None if is_whole else Bounds(start_s, end_s))
 
 
 def decoded_fields(record: Record) -> dict[str, Any]:
@@ -225,8 +211,8 @@ def canonical(
     a message to put first. A content is a string, in which `<image>` and `<audio>` (with a newline before and after it)
     or `<img>name</img>` stand for an item, or parts `{"type": "text", "text"}`,
     `{"type": "image"}` and `{"type": "image", "image": name}`, and so of `audio`, whose name may stand under `path` or
-    `url` too, and which may be a stretch, see `stretch_of`. `LEARNT` of an assistant's message say whether it is
-    learnt, `LEARNT_OF_ROW` of a row whether any is.
+    `url` too; parts may ask something of their item, see `asked_of`. `LEARNT` of an assistant's message say whether it
+    is learnt, `LEARNT_OF_ROW` of a row whether any is.
     items: of each group that a conversation may have, what tags and parts without a name stand for, in order; anything,
     a named part gives its name. A question without a tag has them before it. unknown: the names of all other fields
     that have a value are added to it, as `name`, `messages.name`, `messages.content.name`.
@@ -264,30 +250,16 @@ def _used(conversation: Sequence[Mapping[str, Any]], group: Group, items: Sequen
             f"for every {noun}",
         )
     rest = iter(items)
-    return [_cut(part.pop(group) if group in part else next(rest), part.pop(_SEGMENT, None)) for part in parts]
-
-
-def _cut(item: Any, segment: Bounds | Sampling | None) -> Any:
-    """The place of a stretch of an item; the item where none is wanted. Raises TextError where it is a stretch."""
-    if segment is None:
-        return item
-    if isinstance(segment, Sampling):
-        place = file_place(item, of=_ARTICLES[VIDEOS])
-        segment.check(is_list=bool(place.frames))
-        return place._replace(video=segment.to_text())
-    place = file_place(item, of=_ARTICLES["audio"])
-    if place.segment not in (None, segment):
-        raise TextError(
-            "two_values", f"a clip is from {Bounds(*place.segment or segment)}, and its part from {segment}"
-        )
-    return place._replace(segment=segment)
+    return [
+        with_asked(part.pop(group) if group in part else next(rest), group, part.pop(_ASKED, None)) for part in parts
+    ]
 
 
 def item_names(fields: Mapping[str, Any], group: Group) -> list[str | MediaPlace]:
     """Returns the names that `images` or `image` gives, none where both are missing or null; for one, a string will do.
 
-    Of both, the one that holds any. A clip may be an object with its name and STRETCH. Raises TextError
-    `bad_conversation` for other types. group: whose fields.
+    Of both, the one that holds any. A clip or an image may be an object of its name and what is asked of it. Raises
+    TextError `bad_conversation` for other types. group: whose fields.
     """
     names = [name for name in NAMED_BY[group] if fields.get(name) is not None]
     if not names:
@@ -305,10 +277,12 @@ def _listed(value: Any, name: str, group: Group) -> str | MediaPlace:
         return frames_place(value, f"field {name}")
     if group == VIDEOS and value is True:  # see `table_records`
         raise JsonError(f"field {name} holds bytes, wanted the name of a file")
-    if group != "audio" or not isinstance(value, dict):
+    if group == VIDEOS or not isinstance(value, dict):
         return string_of({name: value}, (name,), required=True) or ""
-    segment = stretch_of(value, f"field {name}")
-    named: str | MediaPlace = _cut(string_of(value, _PART_NAMES[group], required=True), segment)
+    asked, taken = asked_of(value, group, f"field {name}")
+    if group == "image" and (others := sorted({*filter(value.get, value)}.difference(_PART_NAMES[group], taken))):
+        raise JsonError(f"field {name}: an object has {others[0]}, wanted {', '.join((*_PART_NAMES[group], *taken))}")
+    named: str | MediaPlace = with_asked(string_of(value, _PART_NAMES[group], required=True), group, asked)
     return named
 
 
@@ -352,7 +326,7 @@ def _asked(fields: Mapping[str, Any], name: str, forms: _Forms, counts: Mapping[
     questions = [list(_split(question, f"field {name}", forms)) for question, *_ in pairs]
     for group in reversed(forms.groups):
         if not any(part["type"] == group for question in questions for part in question):
-            how = {_SEGMENT: Sampling()} if group == VIDEOS else {}
+            how = {_ASKED: Sampling()} if group == VIDEOS else {}
             questions[0][:0] = [{"type": group, **how} for _ in range(counts[group])]
     answer_tags = re.compile(_BOX_TAG if is_given(fields.get(OBJECTS)) else "(?!)(?P<box>)")
     turns = [
@@ -471,23 +445,16 @@ def _item_part(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns a part that shows an item, and the names of its fields that are not taken. refused: reasons by field."""
     names = _PART_NAMES[kind]
-    taken = {"type", *names}
-    segment: Bounds | Sampling | None = None
+    asked, taken = asked_of(part, kind, where)
     frames: MediaPlace | None = None
-    if kind == "audio":
-        segment = stretch_of(part, where)
-        taken |= {*stretch_fields(part)}
-    elif kind == VIDEOS:
-        segment = Sampling.of(part, where)
-        taken |= {*SAMPLING}
-        if isinstance(listed := part.get(kind), list):
-            part, frames = {**part, kind: None}, frames_place(listed, where)
+    if kind == VIDEOS and isinstance(listed := part.get(kind), list):
+        part, frames = {**part, kind: None}, frames_place(listed, where)
     others = {name: reason for name, reason in refused.items() if name not in names}
-    found = unknown_fields(part, frozenset(taken), others, where=f"{where}: ")
+    found = unknown_fields(part, frozenset(("type", *names, *taken)), others, where=f"{where}: ")
     given = {value for name in names if isinstance(value := part.get(name), str)}
     if len(given) + (frames is not None) > 1:
         raise JsonError(f"{where} names {' and '.join(sorted(given))} and more", reason="two_values")
-    made = {"type": kind, kind: frames or string_of(part, names), _SEGMENT: segment}
+    made = {"type": kind, kind: frames or string_of(part, names), _ASKED: asked}
     return {name: value for name, value in made.items() if value is not None}, found
 
 
@@ -507,7 +474,7 @@ def _tagged(text: str, tags: re.Pattern[str]) -> Iterator[dict[str, Any]]:
             yield {"type": TAGS[tag["box"]]}
         else:
             made = {"type": tag[1]} if tag[1] else {"type": "image", "image": tag[2]}
-            yield {**made, _SEGMENT: Sampling()} if tag[1] == VIDEOS else made
+            yield {**made, _ASKED: Sampling()} if tag[1] == VIDEOS else made
         position = tag.end()
     yield from _text(text[position:])
 

@@ -15,6 +15,7 @@ from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import VIDEO_FIELDS, WHOLE_FILE, InlineName, Meaning, MediaPlace, Record
+from forebay.rows.meanings.asked_of_items import IN_STRUCTS, asked_of, with_asked
 from forebay.rows.meanings.canonical_chat import text_error
 from forebay.rows.meanings.chat_fields import LEARNT_OF_ROW, MESSAGES
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
@@ -32,7 +33,6 @@ from forebay.rows.readers.arrow_files import (
 )
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.rows.readers.json_lines import JsonError, LineWhere, array_members, is_array, not_lines, reading
-from forebay.rows.segments import BOUNDS, STRETCH, stretch_of
 from forebay.store.layout import Group
 from forebay.store.remote.raw.raw_sources import at_hand
 
@@ -395,12 +395,12 @@ class ItemColumn:
             )
         children = {field.name for field in element} if pa.types.is_struct(element) else set()
         self.leaves = [name]
-        self._bounds = sorted(children & {*STRETCH, *BOUNDS}) if group == "audio" else []
+        self._kind, self._asked = group, sorted(children & IN_STRUCTS.get(group, frozenset()))
         self._all_inside = False
         has_bytes = "bytes" in children or is_bytes(element)
         inside = next((p for p in file.leaves(name) if is_bytes(element) or p.endswith(".bytes")), name)
         if has_bytes and file.is_filled(inside):
-            beside = ("path", *self._bounds) if children else ()
+            beside = ("path", *self._asked) if children else ()
             paths = [path for path in file.leaves(name) if path.rpartition(".")[2] in beside]
             if paths or not self._is_list:
                 self.leaves, self._all_inside = paths, True
@@ -410,7 +410,7 @@ class ItemColumn:
     def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Places]:
         """Yields the items of each row: a place in the file, a path, or None if there are neither bytes nor a path.
 
-        Of one whose stretch is none the error that says so.
+        Of one of which something is asked that cannot be, the error that says so.
         """
         if not self.leaves:
             yield from ([_inside(first + row, 0, run)] for row, run in enumerate(runs))
@@ -424,26 +424,23 @@ class ItemColumn:
         nothing: list[Any] = [None] * len(elements)
         inside = nothing if data is None else data.is_valid().to_pylist()
         paths = nothing if named is None else named.to_pylist()
-        bounds = pa.table({n: pc.struct_field(elements, n) for n in self._bounds}).to_pylist() or nothing
+        asked = pa.table({n: pc.struct_field(elements, n) for n in self._asked}).to_pylist() or nothing
         start = 0
         for row, (count, run) in enumerate(zip(lengths.to_pylist(), runs, strict=True)):
             found = [
                 _inside(first + row, at - start, run) if self._all_inside or inside[at] else paths[at]
                 for at in range(start, start + count)
             ]
-            yield [self._cut(*each) for each in zip(found, bounds[start : start + count], strict=True)]
+            yield [self._with_asked(*each) for each in zip(found, asked[start : start + count], strict=True)]
             start += count
 
-    def _cut(
-        self, place: MediaPlace | str | None, said: Mapping[str, Any] | None
-    ) -> MediaPlace | str | JsonError | None:
+    def _with_asked(self, place: MediaPlace | str | None, said: Mapping[str, Any] | None) -> Any:
+        if place is None or said is None:
+            return place
         try:
-            segment = None if said is None else stretch_of(said, f"column {self._name}")
+            return with_asked(place, self._kind, asked_of(said, self._kind, f"column {self._name}")[0])
         except JsonError as err:
             return err
-        if segment is None or place is None:
-            return place
-        return (MediaPlace(place) if isinstance(place, str) else place)._replace(segment=segment)
 
 
 def _inside(row: int, position: int, run: int) -> MediaPlace:

@@ -168,8 +168,11 @@ def _conversation(tar: _Tar, stem: str, media: Mapping[Group, list[int]]) -> Rec
                 COUNTED[group],
                 f"names {len(named)} {NOUNS_OF_PARTS[group]}s, the tar has {len(members)} of them; add them",
             )
-        cut = [each.segment if isinstance(each, MediaPlace) else None for each in named or members]
-        places[group] = [tar.place(row)._replace(segment=each) for row, each in zip(members, cut, strict=True)]
+        asked = [each if isinstance(each, MediaPlace) else MediaPlace() for each in named or members]
+        places[group] = [
+            tar.place(row)._replace(segment=each.segment, still=each.still)
+            for row, each in zip(members, asked, strict=True)
+        ]
     return Record(fields, places)
 
 

@@ -173,14 +173,17 @@ def _member(instance: Any, name: str, label: str) -> Any:
         return getattr(instance, name, None)
 
 
-def forms_declared(declared: Any, dtype: str) -> tuple[FieldForm, ...]:
-    """Returns the forms of what a class says of its fields; ValueError for what is none. dtype: of stored float32."""
+def forms_declared(declared: Any, dtype: str, *, most: int = 1) -> tuple[FieldForm, ...]:
+    """Returns the forms of what a class says of its fields; ValueError for what is none.
+
+    dtype: of stored float32. most: axes of a field that grow.
+    """
     if not isinstance(declared, Mapping) or not declared:
         raise ValueError(f"wanted a dict of names and what each is, got {declared!r:.80}")
-    return tuple(_form(name, given, dtype) for name, given in declared.items())
+    return tuple(_form(name, given, dtype, most) for name, given in declared.items())
 
 
-def _form(name: Any, given: Any, dtype: str) -> FieldForm:
+def _form(name: Any, given: Any, dtype: str, most: int) -> FieldForm:
     if not isinstance(given, Mapping) or not given.keys() <= _GIVEN or name in RESERVED:
         raise ValueError(f"{name!r:.80} is {given!r:.80}, wanted a new name and some of {', '.join(sorted(_GIVEN))}")
     is_mask = given.get("mask_of") is not None
@@ -195,8 +198,8 @@ def _form(name: Any, given: Any, dtype: str) -> FieldForm:
         form = FieldForm.from_json({"name": name, "stored_dtype": on_disk.get(stored, stored), **values})
     except (ValueError, TypeError) as err:
         raise ValueError(f"{name!r:.80}: {err}") from err
-    if len(form.grows) > 1:
-        raise ValueError(f"{name} has {len(form.grows)} axes that grow, wanted one")
+    if len(form.grows) > most:
+        raise ValueError(f"{name} has {len(form.grows)} axes that grow, wanted {most} at most")
     if not form.grows and (padded := [key for key in ("length", "multiple") if key in given]):
         raise ValueError(
             f"{name} has the shape {shown_shape(form.shape)} and {padded[0]} = {given[padded[0]]!r:.80}: that is of an "

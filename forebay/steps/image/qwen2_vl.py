@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, SampleError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.form import Table as FormTable
 from forebay.steps.image.processor.processor_call import hide_torchvision, torchvision_problem
+from forebay.steps.image.still_settings import Still
 from forebay.steps.image.video_settings import VideoSettings
 from forebay.steps.image.video_step import ShowsVideos
 from forebay.steps.step import Stored
@@ -192,18 +193,26 @@ class PixelSteps:
         if step.backend == "pil":
             check_processor(self._processor, settings, self.table)
 
-    def make(self, data: bytes, *, sample_id: str, max_pixels: int | None = None) -> MadeImage:
-        """Returns what is stored of one image. max_pixels: None: of the step. Raises SampleError for one of no use."""
+    def make(
+        self, data: bytes, *, sample_id: str, max_pixels: int | None = None, still: Still | None = None
+    ) -> MadeImage:
+        """Returns what is stored of one image. max_pixels: None: of the step. still: what is asked of it.
+
+        Raises SampleError for one of no use.
+        """
         limit = max_pixels or self._step.max_pixels
         with span(DECODE):
             image = decode_image(data, sample_id=sample_id, **{**self._step.decoding, "max_pixels": limit})
-        settings = self._settings
-        grid = grid_thw(*image.size, settings)
+        settings, still = self._settings, still or Still()
+        grid = still.grid(*image.size, settings, limit)
         if self._step.backend == "pil":
             with span(RESIZE):
-                pixels = resized(image, settings)
+                pixels = resized(image, settings, grid)
             with span(PATCHES):
                 return MadeImage(pixels, patchify(pixels, settings), grid)
+        if still.has_size:
+            said = 'vision.backend = "torchvision" has no size for one image alone; remove the fields'
+            raise SampleError("image_pixel_limits", f"{sample_id}: {said}")
         with span(PATCHES):
             patches = processed_patches(self._processor, image, settings, self.table)
         return MadeImage(unpatchify(patches, grid, settings), patches, grid)

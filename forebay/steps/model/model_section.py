@@ -70,7 +70,7 @@ class ModelGroup(GroupRecipe):
             f"model.{model.name}.{name} is of a folder, and {model.folder} is code; leave it out"
             for model in config.model
             if model.is_code
-            for name in ("call", "keep", "layer", "size")
+            for name in ("call", "keep", "layer")
             if getattr(model, name) is not None
         ]
         names = Counter(model.name for model in config.model)
@@ -91,7 +91,7 @@ class ModelGroup(GroupRecipe):
 
     @property
     def made_with(self) -> dict[str, str]:
-        if self.step.target is None:
+        if self.step.target is None or self.step.is_code:
             return {name: version(name) for name in ("torch", "transformers")}
         require_diffusers(self.section)
         return {name: version(name) for name in ("torch", "diffusers")}

@@ -9,6 +9,7 @@
         }
 
         def prepare(self, sample): ...   # {"waveform": float32 [n]}, {"image": uint8 [h, w, 3]} or {"text": str};
+                                         # with `size` the image is resized and cropped to its target;
                                          # where it takes an earlier section: the fields of that, as they are stored
         def forward(self, batch): ...    # a list of what `prepare` gave, to a dict of an array a sample for each field
 
@@ -96,7 +97,10 @@ class OwnModel:
             if unknown := {*numbers.values()} - {"float32", "int64"}:
                 raise ValueError(f"fields of shape [] are {min(unknown)}, wanted float32 or int64")
             rest = {field: given for field, given in declared.items() if field not in numbers}
-            forms = forms_declared(rest, step.dtype) if rest or not numbers else ()
+            has_shapes = step.target is not None and step.target.shapes is not None
+            forms = forms_declared(rest, step.dtype, most=1 + (step.target is not None)) if rest or not numbers else ()
+            if has_shapes and (not forms or forms[0].shape[1:] != (None, None)):
+                raise ValueError("with shapes its first field has the shape [channels, None, None]")
         except (run_code.CodeError, ValueError) as err:
             raise CODE.refused(f"{path}:{name}: {err}; see docs/model-steps.md") from err
         return cls(step, own, forms, numbers, unlisted, told)
@@ -127,6 +131,8 @@ class OwnModel:
         if "failure" in values:
             return dict(values)
         sample = {name: values[name] for name in ("waveform", "image", "text") if name in values}
+        if "x" in values:  # of `CroppedForm`
+            sample["image"] = values["x"].transpose(1, 2, 0)
         if "taken" in values:
             sample = values["taken"]
         elif "waveform" in sample:

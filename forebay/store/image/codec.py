@@ -26,7 +26,13 @@ Alpha = Literal["white", "drop"]
 
 
 def decode_image(
-    data: bytes, *, max_pixels: int, sample_id: str, alpha: Alpha = "white", more: Collection[MoreImages] = ()
+    data: bytes,
+    *,
+    max_pixels: int,
+    sample_id: str,
+    alpha: Alpha = "white",
+    more: Collection[MoreImages] = (),
+    frame: int | None = None,
 ) -> Image:
     """Returns the image of encoded bytes in mode RGB, the orientation of its EXIF applied, as the processor has it.
 
@@ -35,18 +41,28 @@ def decode_image(
     laid on white. "drop" is what it makes of the path of such a file (transformers' `load_image`: `exif_transpose`,
     `convert("RGB")`): alphas are dropped, and the colours under them show; only a single transparent colour (a tRNS of
     grey or RGB, one entry of a palette) becomes white. CMYK, palette, grey and 1-bit images are converted by Pillow;
-    colour profiles are ignored. more: see `open_image`.
+    colour profiles are ignored. more, frame: see `open_image`.
 
     Safe in threads: decoding and conversion release the GIL, nothing global is touched. Raises DecodeError as
     `open_image` does, and `unreadable_image` for truncated or corrupt data.
     """
     from PIL import ImageOps
 
-    image: Image = open_image(io.BytesIO(data), max_pixels=max_pixels, sample_id=sample_id, more=more)
+    image: Image = open_image(io.BytesIO(data), max_pixels=max_pixels, sample_id=sample_id, more=more, frame=frame)
     with reading(max_pixels=max_pixels, sample_id=sample_id):
         image.load()
         ImageOps.exif_transpose(image, in_place=True)  # not in place it copies every image
         return _on_white(image) if alpha == "white" else _without_alpha(image)
+
+
+def frame_file(data: bytes, *, sample_id: str, frame: int, **how: Any) -> bytes:
+    """Returns one frame of an image file as a PNG of its RGB pixels, in which it stands for a file of its own.
+
+    how: as `decode_image` takes it, and raises.
+    """
+    file = io.BytesIO()
+    decode_image(data, sample_id=sample_id, frame=frame, **how).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def _on_white(image: Image) -> Image:
@@ -64,12 +80,13 @@ def _without_alpha(image: Image) -> Image:
     return _on_white(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def resized(image: Image, settings: ImageSettings) -> Pixels:
+def resized(image: Image, settings: ImageSettings, grid: tuple[int, int, int] | None = None) -> Pixels:
     """Returns an RGB image's pixels uint8 [height, width, 3] at the size of its grid; read-only or the caller's own.
 
-    Resized by Pillow as the processor's PIL backend does, which stays uint8. Raises SampleError as `grid_thw` does.
+    Resized by Pillow as the processor's PIL backend does, which stays uint8. grid: None for that of the processor.
+    Raises SampleError as `grid_thw` does.
     """
-    _, rows, columns = grid_thw(*image.size, settings)
+    _, rows, columns = grid or grid_thw(*image.size, settings)
     size = (columns * settings.patch_size, rows * settings.patch_size)
     return np.asarray(image if size == image.size else image.resize(size, resample=settings.resample))
 
@@ -105,6 +122,13 @@ def unpatchify(patches: Patches, grid: tuple[int, int, int], settings: ImageSett
     shape = _shape(rows * settings.patch_size, columns * settings.patch_size, settings)
     pixels = patches.reshape(shape).transpose(0, 2, 5, 1, 3, 6, 4)
     return np.ascontiguousarray(pixels).reshape(rows * settings.patch_size, columns * settings.patch_size, 3)
+
+
+def mirrored(patches: Patches, grid: tuple[int, int, int], settings: ImageSettings) -> Patches:
+    """Returns the patches of an image that is mirrored left to right, of the patches of the image."""
+    _, rows, columns = grid
+    shape = _shape(rows * settings.patch_size, columns * settings.patch_size, settings)
+    return np.ascontiguousarray(patches.reshape(shape)[:, ::-1, :, ::-1, :, :, ::-1]).reshape(patches.shape)
 
 
 def _shape(height: int, width: int, settings: ImageSettings) -> tuple[int, ...]:
@@ -167,7 +191,7 @@ def decode(
     if codec == "source":
         data, named = stored.tobytes(), "of the cache"
         image = decode_image(data, max_pixels=max_pixels, sample_id=named, alpha=alpha, more=more)
-        return patchify(resized(image, settings), settings)
+        return patchify(resized(image, settings, grid), settings)
     if codec == "webp" and stored[:4].tobytes() != _ZSTD_MAGIC:
         from PIL.WebPImagePlugin import WebPImageFile
 

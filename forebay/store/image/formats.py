@@ -57,18 +57,20 @@ _UNREADABLE = (
 _QUIET = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
 
 
-def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str, more: Collection[MoreImages] = ()) -> ImageFile:
+def open_image(
+    file: BinaryIO, *, max_pixels: int, sample_id: str, more: Collection[MoreImages] = (), frame: int | None = None
+) -> ImageFile:
     """Returns the image of a file at its beginning, no pixel decoded: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM.
 
     more: what else is read: AVIF, JPEG 2000, samples of more than 8 bits, which conversion to RGB clips at 255, and of
-    several frames or pages the first.
+    several frames or pages the first. frame: the one of these that is meant, from 0.
 
     The reader is called directly, not through `Image.open`: no other of Pillow's readers (EPS runs ghostscript) sees
     the bytes, and Pillow's own pixel limit, a global of the process, neither warns nor has to be changed: ours decides.
 
     Raises DecodeError `empty_file`, `unreadable_image`, `too_many_pixels` (by the header, before anything is allocated
-    for pixels), `animated_image` (more than one frame or page) or `format` (those of `_UNREAD`; modes I;16, I and F;
-    16-bit RGB is fine, Pillow takes its upper 8). An OSError of the file comes through.
+    for pixels), `animated_image` (more than one frame or page), `no_such_frame` or `format` (those of `_UNREAD`; modes
+    I;16, I and F; 16-bit RGB is fine, Pillow takes its upper 8). An OSError of the file comes through.
     """
     head = file.read(_HEAD_BYTES)
     if not head:
@@ -88,11 +90,13 @@ def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str, more: Collect
         image = reader(file)
         is_animated = bool(getattr(image, "is_animated", False))
     _check_pixels(image.size, max_pixels, sample_id)
-    if is_animated and "first_frame" not in more:
+    if frame is not None:
+        _show(image, frame, max_pixels, sample_id)
+    elif is_animated and "first_frame" not in more:
         raise DecodeError(
             "animated_image",
-            f"sample {sample_id}: more than one frame or page; store the one you mean, or take the first of all: "
-            "source.more_images: first_frame",
+            f"sample {sample_id}: more than one frame or page; say which one by frame: 0 beside its name, or take the "
+            "first of all: source.more_images: first_frame",
         )
     if (image.mode.startswith("I") or image.mode == "F") and "16-bit" not in more:
         raise DecodeError(
@@ -101,6 +105,18 @@ def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str, more: Collect
             "bits, or have it clipped: source.more_images: 16-bit",
         )
     return image
+
+
+def _show(image: ImageFile, frame: int, max_pixels: int, sample_id: str) -> None:
+    """Makes a frame or page the one that is read. Raises DecodeError `no_such_frame`, and as `open_image` does."""
+    with reading(max_pixels=max_pixels, sample_id=sample_id):
+        try:
+            image.seek(frame)
+        except EOFError as err:
+            count = getattr(image, "n_frames", 1)
+            said = f"sample {sample_id}: frame {frame} is asked for, and the last of the file is {count - 1}"
+            raise DecodeError("no_such_frame", f"{said}; frames count from 0") from err
+    _check_pixels(image.size, max_pixels, sample_id)
 
 
 @contextlib.contextmanager
@@ -194,7 +210,12 @@ _PNG_KEYWORDS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"exif\0", 
 
 
 def image_size(
-    data: bytes | BinaryIO, *, max_pixels: int, sample_id: str, more: Collection[MoreImages] = ()
+    data: bytes | BinaryIO,
+    *,
+    max_pixels: int,
+    sample_id: str,
+    more: Collection[MoreImages] = (),
+    frame: int | None = None,
 ) -> tuple[int, int]:
     """Returns (width, height) as displayed: the size of `decode_image`'s result, the EXIF or XMP orientation applied.
 
@@ -202,11 +223,12 @@ def image_size(
     whose readers look for a second frame. No pixel is decoded, except of a PNG with an orientation behind its pixels,
     within `max_pixels`.
 
-    more: see `open_image`. Raises DecodeError as that does.
+    more, frame: see `open_image`; frames before the one that is asked for may be decoded. Raises DecodeError as that
+    does.
     """
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     file.seek(0)
-    image = open_image(file, max_pixels=max_pixels, sample_id=sample_id, more=more)
+    image = open_image(file, max_pixels=max_pixels, sample_id=sample_id, more=more, frame=frame)
     with reading(max_pixels=max_pixels, sample_id=sample_id):
         orientation = _orientation(image, file)
     width, height = image.size

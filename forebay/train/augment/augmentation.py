@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
-from forebay.config.augment import OF_WAVEFORMS, AugmentConfig
+from forebay.config.augment import OF_IMAGES, OF_WAVEFORMS, AugmentConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.speeds import faster
@@ -23,13 +22,14 @@ from forebay.store.source import Sample, SampleSource
 from forebay.train.augment.caption_draws import CaptionDraws
 from forebay.train.augment.changes import Change, Clips, Drawn, Gain, Masks, Noise, Reverb, model_policy
 from forebay.train.augment.draws import Draws, EpochDraws
+from forebay.train.augment.image_changes import ImageChange, image_change
 from forebay.train.augment.latent_draws import LatentDraws
 from forebay.train.augment.own_function import OwnFunction
 from forebay.train.collate.device_features import DeviceFeatures
 
 Values = dict[str, Any]
 """The stored fields of a sample: arrays; of images that it lists tuples of arrays."""
-_HOST = ("speed", "flip", "function")
+_HOST = ("speed", *OF_IMAGES, "function")
 """The kinds that change samples as they are stored; they come before the others."""
 
 
@@ -159,7 +159,7 @@ class _Wanted:
         if settings.kind == "speed":
             self._require_waveform()
             return Speed(settings.factors or (), settings.probability)
-        return Flip(self._flipped(), settings.probability)
+        return self._of_images()
 
     def _masks(self) -> Masks:
         form = self.features.form if self.features is not None else self._forms().get("audio")
@@ -199,16 +199,11 @@ class _Wanted:
         rate = int(self.stored.constant("sample_rate_hz"))
         return Clips(open_cache(place, remote=self.config.remote), setting=setting, rate_hz=rate)
 
-    def _flipped(self) -> tuple[str, int]:
-        """Returns the field of the pixels and the axis of their width."""
-        form = self._forms().get("image")
-        fields = () if form is None else form.stored
-        if len(fields) == 1 and len(fields[0].shape) == 3 and not fields[0].grows:
-            shape = fields[0].shape
-            if (shape[0], shape[2]) != (3, 3) and 3 in (shape[0], shape[2]):
-                return fields[0].on_disk, 2 if shape[0] == 3 else 1
-        shapes = ", ".join(f"{field.name} {list(field.shape)}" for field in fields) or "none"
-        raise self.refused(f"is exact for one field of [3, height, width] or [height, width, 3]; there is {shapes}")
+    def _of_images(self) -> ImageChange:
+        found = image_change(self.settings, self.stored, self._forms().get("image"))
+        if isinstance(found, str):
+            raise self.refused(found)
+        return found
 
 
 def _model_settings(config: Config) -> Mapping[str, Any]:
@@ -243,26 +238,3 @@ class Speed:
 
     def _faster(self, sample: Values, factor: float) -> Values:
         return sample if factor == 1 else {**sample, "waveform": faster(sample["waveform"], factor)}
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """Images that are mirrored, stored values or codes, so that nothing is rounded.
-
-    field: the name of the pixels, and the axis of their width.
-    """
-
-    field: tuple[str, int]
-    probability: float
-
-    def change(self, samples: Sequence[Values], draws: Draws, ids: Sequence[str]) -> list[Values]:  # noqa: ARG002
-        """See `SampleChange`; all images of a sample are."""
-        is_flipped = draws.uniform(1)[:, 0] < self.probability
-        return [self._flipped(sample) if flip else sample for sample, flip in zip(samples, is_flipped, strict=True)]
-
-    def _flipped(self, sample: Values) -> Values:
-        name, axis = self.field
-        values = sample[name]
-        images = values if isinstance(values, tuple) else (values,)
-        made = tuple(np.ascontiguousarray(np.flip(image, axis)) for image in images)
-        return {**sample, name: made if isinstance(values, tuple) else made[0]}

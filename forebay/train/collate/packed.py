@@ -25,6 +25,8 @@ from forebay.steps.table import text_step_of
 from forebay.store.image.codec import SECONDS, VIDEO_GRIDS, VIDEO_PATCHES
 from forebay.store.layout import TEXT, Array, Constants
 from forebay.store.source import SampleSource
+from forebay.train.augment.augmentation import Augmentation
+from forebay.train.augment.draws import Drawing
 from forebay.train.collate.forms import items_of
 from forebay.train.collate.mrope import VideoTokens, mrope_positions
 from forebay.train.collate.patches import PatchBatch, as_codes, as_filler, has_patches, model_inputs, weight_of
@@ -178,13 +180,15 @@ class PackCollator:
         shapes: PackShapes | None = None,
         dtype: torch.dtype | None = torch.float32,
         varlen: bool = False,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """Takes from `source` its constants and field specifications only.
 
         shapes: None: batches as long as their samples. dtype: float32, float16 or bfloat16: of floats, expanded here;
         None: codes as stored, to be expanded on the device. varlen: segment lengths for flash attention, which
-        otherwise reads them from the positions, waiting for the device. Other attentions pass over them. Raises
-        ConfigError for constants that are missing, arrays that stand in no pack, or no dtype of floats.
+        otherwise reads them from the positions, waiting for the device. Other attentions pass over them.
+        augmentation: changes the samples for which `collate` is given their draws. Raises ConfigError for constants
+        that are missing, arrays that stand in no pack, or no dtype of floats.
         """
         stored = Stored.of(source)
         if dtype not in (None, torch.float32, torch.float16, torch.bfloat16):
@@ -202,6 +206,7 @@ class PackCollator:
             raise ConfigError(f"{stored.name}: no packs for prompt {stored.constant('prompt')!r}")
         self._text = text.row(stored)
         self._pad_token_id = int(stored.constants.get("pad_token_id") or 0)
+        self._augmentation = augmentation
         self.shapes, self.varlen, self._dtype = shapes, varlen, dtype or torch.float32
         self._is_coded = dtype is None and any(map(has_patches, forms))
         self._forms = tuple(map(as_codes, forms)) if self._is_coded else forms
@@ -219,13 +224,18 @@ class PackCollator:
         batch = self.collate(arrays, allocate=fresh)
         return batch if weight_of(samples) else as_filler(batch)
 
-    def collate(self, samples: Sequence[PackedSample], *, allocate: Allocate) -> dict[str, Any] | PatchBatch:
+    def collate(
+        self, samples: Sequence[PackedSample], *, allocate: Allocate, drawing: Drawing | None = None
+    ) -> dict[str, Any] | PatchBatch:
         """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written.
 
-        Raises CacheMismatchError where a sample's text and items do not fit, PlanError where a pack is over the shapes.
+        drawing: of the samples, where they are changed. Raises CacheMismatchError where a sample's text and items do
+        not fit, PlanError where a pack is over the shapes.
         """
         if not samples:
             raise ValueError("a pack needs at least one sample")
+        if self._augmentation is not None and drawing is not None:
+            samples = self._augmentation.changed(samples, drawing.ids, drawing.draws)
         items = self._items(samples)
         layout = self._layout(samples)
         fields = {

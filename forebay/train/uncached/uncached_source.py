@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.config.tree import Config
-from forebay.errors import BuildError, ManifestError, SampleError
+from forebay.errors import BuildError, ConfigError, ManifestError, SampleError
 from forebay.preprocess.group import ItemGroup
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import listed
@@ -331,6 +331,12 @@ class PlainSamples:
         manifest = dataclasses.replace(manifest, rows=_rows_of(manifest.rows, ids, config=config))
         self._listing = Listing(groups=self.groups, manifest=manifest, key="")
         self._names, self._items = self._listing.files.all_names, self._listing.items
+        for items in self._items.values():
+            if "still" in items.table.column_names and items.table["still"].null_count < len(items.table):
+                raise ConfigError(
+                    f"{config.path}: rows ask for a size or a frame of one image, which plain samples have not; leave "
+                    "these rows out"
+                )
         self._texts: list[dict[str, Any]] = []
         self._readers = self._listing.readers(config)
         self.constants = self.groups.constants()

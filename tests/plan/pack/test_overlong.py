@@ -293,6 +293,26 @@ def test_agents_are_split_where_users_speak_and_not_their_tools(tmp_path: Path, 
     assert said[0].count("<tool_response>") == 3
 
 
+@pytest.mark.parametrize("overlong", ["truncate", "split"])
+def test_pieces_fit_into_fixed_shapes(corpus: PhotoCorpus, overlong: str) -> None:
+    """A piece of exactly `seq_len` tokens would fit into none, since every shape has tokens of images."""
+    config = config_of(corpus, overlong=overlong, shapes="fixed")
+    source = select(config)
+    plan = plan_of(config, source, keep=False).plan
+    assert isinstance(plan, PackPlan)
+    assert isinstance(source, CutSamples)
+    lengths, shapes = source.lengths, [shape // 4 for shape in plan.patch_classes]
+    images = lengths["num_patches"] // 4
+    fits = [
+        any(i <= shape and n - i <= 120 - shape for shape in shapes)
+        for n, i in zip(lengths["num_tokens"].tolist(), images.tolist(), strict=True)
+    ]
+    assert {*np.flatnonzero(~np.array(fits)).tolist()} == {*plan.unplaced["no_shape"].tolist()}
+    pieces = {int(place) for place in source.cut[:, 0] if overlong == "truncate"}
+    assert not pieces & {*plan.unplaced["no_shape"].tolist()}
+    assert len(pieces) > 5 or overlong == "split"
+
+
 def test_settings_that_say_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="truncate_side"):
         PackConfig(seq_len=8, truncate_side="left", overlong="split")
@@ -301,8 +321,7 @@ def test_settings_that_say_nothing_are_refused() -> None:
 
 
 def test_samples_without_turns_are_refused_by_name() -> None:
-    texts = FakeVlSource(prompt="plain")
-    texts.lengths = {"num_tokens": np.array([9], np.int32)}
+    texts = FakeVlSource([{"input_ids": np.zeros(9, np.int32), "patches": ()}], prompt="plain")
     with pytest.raises(PlanError, match="prompt 'plain'"):
         in_pieces(texts, PackConfig(seq_len=8, overlong="split"))
     assert in_pieces(texts, PackConfig(seq_len=9, overlong="split")) is texts

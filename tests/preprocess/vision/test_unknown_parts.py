@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "url": ({**QUESTION, "image": "https://example.org/p0.jpg"}, "missing_file"),
     "img": ({"question": "<img>http://example.org/p0.jpg</img>What?", "answer": "A cat."}, "missing_file"),
     "limits": (
-        {"messages": conversation({"content": [{"type": "image", "image": "p0.jpg", "max_pixels": 784}]}, {})},
+        {"messages": conversation({"content": [{"type": "image", "image": "p0.jpg", "total_pixels": 784}]}, {})},
         "image_pixel_limits",
     ),
     "row-scale": ({**QUESTION, "loss_scale": 0.3}, "loss_weight"),

@@ -59,24 +59,13 @@ VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
 _ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", VIDEO_PAD)
 
 
-LATER = frozenset({"train_on", "pairs", "strip_text", "videos", "boxes", "box_writer", "sound"})
-"""Settings that these steps did not always have."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chat(TextStep):
-    """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
-
-    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its
-    turn. Batches of conversations are packs.
-    """
+class ChatStep(TextStep):
+    """The settings of every step that writes conversations."""
 
     name: ClassVar[str] = "chat"
     libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
-    beside: ClassVar[frozenset[str]] = frozenset({"patches"})
-    can_pack: ClassVar[bool] = True
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens"}
-    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "videos", "box_writer"})
     tokenizer: str
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
@@ -86,12 +75,27 @@ class Chat(TextStep):
     """Whether rows have an answer to prefer and one to reject: of images as a processor gives them alone."""
     strip_text: bool = False
     """Whether white space around images, and at both ends of what the user says, is left out."""
-    boxes: BoxStyle | None = None
+    boxes: BoxStyle | None = field(default=None, compare=False)  # in the key as `box_writer`
     """How boxes are written: `"tokens"` or `"list"`; left out: `"tokens"` of Qwen2-VL, `"list"` of those after it."""
     videos: bool = False
     box_writer: BoxWriter | None = None
     version: int = 3
-    later: ClassVar[frozenset[str]] = LATER
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"train_on", "pairs", "strip_text", "videos", "boxes", "box_writer", "sound"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chat(ChatStep):
+    """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
+
+    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its
+    turn. Batches of conversations are packs.
+    """
+
+    beside: ClassVar[frozenset[str]] = frozenset({"patches"})
+    can_pack: ClassVar[bool] = True
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "videos", "box_writer"})
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
@@ -192,7 +196,7 @@ class ChatEncoder(OneByOne):
         """
         conversation, folder = parse_conversation(text, sample_id=sample_id), self._vocabulary.folder
         videos = [each for each in told if isinstance(each[-1], list)]
-        sizes = [each[3:] for each in told if not isinstance(each[-1], list)]
+        sizes = [(*each[3:], *each[1:3]) for each in told if not isinstance(each[-1], list)]
         conversation = with_boxes(conversation, self._step.box_writer, sizes, sample_id=sample_id)
         conversation = stripped(conversation) if self._step.strip_text else conversation
         counts = {"image": len(told) - len(videos), **({"video": len(videos)} if "video" in self._pads else {})}
@@ -247,39 +251,21 @@ _OF_VIDEOS = (VIDEO_VALUES, VIDEO_GRIDS, OMNI_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessorChat(TextStep):
+class ProcessorChat(ChatStep):
     """`input_ids`, what the processor gives beside them for each token, and `label_mask` of a conversation.
 
     Ids are those of the processor's own `apply_chat_template`, image tokens included. The mask is 1 where a token is a
     target: in what the assistant says, and in what ends its turn.
     """
 
-    name: ClassVar[str] = "chat"
-    libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
-    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", MASK: "tokens"}
     given: ClassVar[frozenset[str]] = frozenset(
         {"tokenizer", "processor", "tokenizer_folder", "processor_folder", "box_writer", "videos"}
     )
     setting: ClassVar[str] = "vision.processor"
 
-    tokenizer: str
     processor: str
     tokenizer_folder: str = field(default="", compare=False)
     processor_folder: str = field(default="", compare=False)
-    learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
-    """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
-    train_on: TrainOn = "assistant"
-    """What is learnt: what the assistant says, its last turn alone, or every token but those of items."""
-    pairs: bool = False
-    """Whether rows have an answer to prefer and one to reject, for batches of preference training."""
-    strip_text: bool = False
-    """Whether white space around images, and at both ends of what the user says, is left out."""
-    boxes: BoxStyle | None = None
-    """How boxes are written: `"tokens"` or `"list"`; left out: `"tokens"` of Qwen2-VL, `"list"` of those after it."""
-    videos: bool = False
-    box_writer: BoxWriter | None = None
-    version: int = 3
-    later: ClassVar[frozenset[str]] = LATER
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
@@ -323,7 +309,6 @@ class SoundChat(ProcessorChat):
     kinds: tuple[Group, ...]
     sound: bool = False
     """Whether the sound of videos is among the clips."""
-    version: int = 3
 
     @property
     def shows(self) -> tuple[Group, ...]:

@@ -25,6 +25,8 @@ TOKENS = tuple(f"<|{name}_{end}|>" for name in ("object_ref", "box") for end in 
 """Before and behind a name, before and behind a box."""
 _KINDS = ("box", "ref")
 _THOUSANDTHS: Size = (1000, 1000)
+Sizes = tuple[int, ...]
+"""Of an image, see `with_boxes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,16 +55,16 @@ class BoxWriter:
             code="FB107",
         )
 
-    def text(self, part: dict[str, Any], sizes: Sequence[Size], *, sample_id: str) -> str:
-        """Returns what stands for a box or a name. sizes: of the images. Raises TextError `box_outside_image`."""
+    def text(self, part: dict[str, Any], sizes: Sequence[Sizes], *, sample_id: str) -> str:
+        """Returns what stands for a box or a name. sizes: see `with_boxes`. Raises TextError `box_outside_image`."""
         is_ref = part["type"] == "ref"
         text = part["text"] if is_ref else self._numbers(part, sizes, sample_id)
         before, behind = TOKENS[:2] if is_ref else TOKENS[2:]
         return f"{before}{text}{behind}" if self.style == "tokens" else text
 
-    def _numbers(self, part: dict[str, Any], sizes: Sequence[Size], sample_id: str) -> str:
+    def _numbers(self, part: dict[str, Any], sizes: Sequence[Sizes], sample_id: str) -> str:
         box, size = part["box"], sizes[part["image"]]
-        of = (1, 1) if part.get("norm") else size
+        of = (1, 1) if part.get("norm") else size[:2]
         if not all(0 <= x <= side for x, side in zip(box, of * 2, strict=False)):
             raise TextError(
                 "box_outside_image",
@@ -74,26 +76,28 @@ class BoxWriter:
             return str(shown)
         return ",".join(f"({x},{y})" for x, y in zip(shown[::2], shown[1::2], strict=True))
 
-    def _shown(self, size: Size) -> Size:
+    def _shown(self, size: Sizes) -> Size:
         """Returns the width and height in which numbers are written."""
         if self.images is None:
             return _THOUSANDTHS
-        _, rows, columns = grid_thw(*size, self.images)
+        width, height, *grid = size
+        rows, columns = grid or grid_thw(width, height, self.images)[1:]
         return columns * self.images.patch_size, rows * self.images.patch_size
 
 
 def with_boxes(
-    conversation: Sequence[Message], writer: BoxWriter | None, sizes: Sequence[Size], *, sample_id: str
+    conversation: Sequence[Message], writer: BoxWriter | None, sizes: Sequence[Sizes], *, sample_id: str
 ) -> list[Message]:
     """Returns the messages with texts in the places of boxes and names.
 
-    sizes: of the images in order, as displayed. Raises TextError `has_boxes` where there is no writer, and
+    sizes: width and height of the images in order, as displayed, with the rows and columns of their patches where
+    these may be other than the processor's. Raises TextError `has_boxes` where there is no writer, and
     `box_outside_image`.
     """
     return [_written(message, writer, sizes, sample_id) for message in conversation]
 
 
-def _written(message: Message, writer: BoxWriter | None, sizes: Sequence[Size], sample_id: str) -> Message:
+def _written(message: Message, writer: BoxWriter | None, sizes: Sequence[Sizes], sample_id: str) -> Message:
     if "rejected" in message:
         message = {**message, "rejected": with_boxes(message["rejected"], writer, sizes, sample_id=sample_id)}
     boxes = [part for part in message["content"] if part["type"] in _KINDS]
