@@ -113,7 +113,7 @@ def look_at(task: LookTask) -> pa.Table:
                     offset, size = tars.located(str(source.path), member, name=shown_name(source))
                 with _named_errors(task, file):
                     if place.get("start_s") is not None:
-                        digest, told = _of_recording(read, task, file, offset, size, name)
+                        digest, told = _of_recording(read, task, (file, offset, size), name)
                     else:
                         data = read(file, offset, size)
                         digest, told = xxhash.xxh3_128_hexdigest(data), _LOOKS[task.group](data, task, place, name)
@@ -147,12 +147,10 @@ def _info(read: Callable[[int, int], bytes], size: int, task: LookTask, name: st
     return told_info(read, size)
 
 
-def _of_recording(
-    reader: MediaReader, task: LookTask, file: int, offset: int, size: int, name: str
-) -> tuple[str, tuple[int, int]]:
+def _of_recording(reader: MediaReader, task: LookTask, place: tuple[int, int, int], name: str) -> tuple[str, Any]:
     """Returns the hash of a recording and what its header says; a block is held at a time, of a film all of it."""
     state = xxhash.xxh3_128()
-    with reader.parts(file, offset, size) as (read, count):
+    with reader.parts(*place) as (read, count):
         for start in range(0, count, _BLOCK_BYTES):
             state.update(read(start, _BLOCK_BYTES))
         info = _info(read, count, task, name)
