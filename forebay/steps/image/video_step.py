@@ -9,7 +9,7 @@ from forebay.config.tree import Config
 from forebay.steps.image.video_settings import Sampling, VideoSettings
 from forebay.steps.step import ImageStep
 
-_OF_VIDEOS = ("fps", "max_frames", "video", "max_video_s", "sound")
+_OF_VIDEOS = ("fps", "max_frames", "video", "max_video_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +31,7 @@ class ShowsVideos(ImageStep):
     def compared(self) -> dict[str, Any]:
         """See `Step`: what is of videos stands there where there are any."""
         found = super(ShowsVideos, self).compared()
-        gone = () if self.fps and found.get("sound", True) else ("sound",) if self.fps else _OF_VIDEOS
-        return {name: value for name, value in found.items() if name not in gone}
+        return found if self.fps else {name: value for name, value in found.items() if name not in _OF_VIDEOS}
 
     @property
     def sampling(self) -> Sampling:

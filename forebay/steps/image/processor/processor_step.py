@@ -40,6 +40,7 @@ class Processed(ShowsVideos):
 
     name: ClassVar[str] = "processor"
     given: ClassVar[frozenset[str]] = ShowsVideos.given | {"folder"}
+    later: ClassVar[frozenset[str]] = ShowsVideos.later | {"sound"}
     stored_as: ClassVar[str] = FEATURES
     axes: ClassVar[dict[str, str | int]] = {"image_grid_thw": 1}
     apart: ClassVar[str] = "give the processor a fixed size"
