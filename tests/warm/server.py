@@ -166,11 +166,12 @@ class _Running:
 
 def _take(fds: dict[int, int]) -> None:
     """The client's open files have the numbers that they have there, and there are no others."""
-    moved = {number: os.dup2(fd, 1000 + place) for place, (number, fd) in enumerate(fds.items())}
-    os.closerange(0, 1000)
+    behind = 1 + max(999, *fds, *fds.values())  # a client may have a thousand open files
+    moved = {number: os.dup2(fd, behind + place) for place, (number, fd) in enumerate(fds.items())}
+    os.closerange(0, behind)
     for number, fd in moved.items():
         os.dup2(fd, number)
-    os.closerange(1000, 1000 + len(moved))
+    os.closerange(behind, behind + len(moved))
 
 
 def _become(asked: dict[str, Any]) -> None:
