@@ -88,8 +88,11 @@ class Corpus:
         return {row["id"]: row for row in map(json.loads, lines)}
 
 
-def make_corpus(folder: Path, *, num_images: int, seq_len: int, codecs: tuple[str, ...]) -> Corpus:
+def make_corpus(
+    folder: Path, *, num_images: int, seq_len: int, codecs: tuple[str, ...], questions_each: int = 1
+) -> Corpus:
     """Writes images, questions and config, and builds the caches."""
+    folder.mkdir(exist_ok=True)
     photos = [Image.open(path).convert("RGB") for path in sorted((DEMO / "photos").iterdir())]
     lines = (DEMO / "train.jsonl").read_text(encoding="utf-8").splitlines()
     asked = [row for row in map(json.loads, lines) if "question" in row]
@@ -101,7 +104,8 @@ def make_corpus(folder: Path, *, num_images: int, seq_len: int, codecs: tuple[st
         box = (left, top, left + round(share * photo.width), top + round(share * photo.height))
         photo.crop(box).resize(size).save(folder / f"{number}.jpg", quality=90)
         text = asked[number % len(asked)]
-        rows.append({"id": f"q{number}", "image": f"{number}.jpg", **{n: text[n] for n in ("question", "answer")}})
+        asking = {"image": f"{number}.jpg", **{n: text[n] for n in ("question", "answer")}}
+        rows += [{"id": f"q{number}-{again}", **asking} for again in range(questions_each)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     processor = json.loads((DEMO / "model" / "preprocessor_config.json").read_text(encoding="utf-8"))
     processor["size"] = {"shortest_edge": 65_536, "longest_edge": 16_777_216}  # as Qwen3-VL ships
@@ -403,11 +407,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         size = {"num_images": 6, "seq_len": 1200} if options.tiny else {"num_images": 108, "seq_len": 8192}
         corpus = make_corpus(folder, **size, codecs=CODECS[:2] if options.tiny else CODECS)
+        # An epoch of four packs would be a tenth its own beginning.
+        long = make_corpus(folder / "long", **size, codecs=("raw",), questions_each=2 if options.tiny else 16)
         document = {
             "machine": found,
             "workload": workload(corpus),
             "packs": rows(corpus, rounds=options.rounds or (1 if options.tiny else 5)),
-            "raw beside a copy": [beside_copy(corpus, rounds=options.rounds or (1 if options.tiny else 15))],
+            "workload beside a copy": workload(long),
+            "raw beside a copy": [beside_copy(long, rounds=options.rounds or (1 if options.tiny else 9))],
         }
     finally:
         shutil.rmtree(folder)
