@@ -203,7 +203,7 @@ class ArrayForm:
 
     @property
     def _shows(self) -> ShownVideos:
-        return ShownVideos(self.step, image_settings(Path(self.step.folder)))
+        return ShownVideos(self.step, _settings_of(self.step))
 
     @property
     def arrays(self) -> tuple[ArrayField, ...]:
@@ -345,11 +345,13 @@ class DecodedForm(ArrayForm):
 
 def without_sizes(manifest: Manifest) -> Manifest:
     """Returns a manifest without rows that ask for the size of one image, for what makes all images in its own."""
-    asked = manifest.items["image"]["still"].to_pylist()
+    asked = manifest.items["image"]["still"]
     error = SampleError(
         "image_pixel_limits", "a size of one image alone is for patches of packs; remove it, or the row"
     )
-    return without(manifest, "image", {n: error for n, each in enumerate(asked) if Still.read(each).has_size})
+    places = np.flatnonzero(asked.is_valid()).tolist()  # of millions of images hardly one is asked for
+    sized = [n for n, each in zip(places, asked.drop_null().to_pylist(), strict=True) if Still.read(each).has_size]
+    return without(manifest, "image", dict.fromkeys(sized, error))
 
 
 def form_of(steps: ImageGroup, codec: Codec) -> PatchForm | ArrayForm:
@@ -379,6 +381,12 @@ def _stored(form: BatchForm, fields: Sequence[ArrayField], made: Mapping[str, Ar
     for one, stored in zip(form.stored, fields, strict=True):
         values |= stored.packed(one.stored(made[one.name]), made[one.name].shape)
     return values
+
+
+@functools.lru_cache(maxsize=4)
+def _settings_of(step: Processed) -> ImageSettings:
+    """Returns the settings of its processor, which knows patches; the step holds the digest of its files."""
+    return image_settings(Path(step.folder))
 
 
 @functools.lru_cache(maxsize=4)

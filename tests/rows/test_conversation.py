@@ -328,7 +328,7 @@ def pictured(**fields: Any) -> dict[str, Any]:
         (pictured(min_pixels="9"), "bad_pixel_limits", "part image: min_pixels is '9', wanted an integer of 1 or more"),
         (pictured(min_pixels=9.5), "bad_pixel_limits", "part image: min_pixels is '9.5', wanted an integer"),
         (pictured(max_pixels=True), "bad_pixel_limits", "part image: max_pixels is 'True', wanted an integer"),
-        (pictured(resized_height=28), "bad_pixel_limits", "resized_height are given, wanted resized_height and"),
+        (pictured(resized_height=28), "bad_pixel_limits", "has resized_height, wanted resized_height and"),
         (pictured(resized_height=28, resized_width=28, max_pixels=9), "bad_pixel_limits", "wanted resized_height and"),
         (pictured(frame=-1), "no_such_frame", "part image: frame is '-1', wanted an integer of 0 or more"),
         ({**said({}, {}), "question": "q"}, "two_conversations", "has both messages and question"),

@@ -44,7 +44,7 @@ class Still:
                 raise SampleError("no_such_frame" if name == "frame" else "bad_pixel_limits", said)
         given_sizes = {*values} - {"frame"}
         if any(name.startswith("resized_") for name in given_sizes) and given_sizes != {*STILL[2:4]}:
-            said = f"{where}: {', '.join(sorted(given_sizes))} are given, wanted {' and '.join(STILL[2:4])} alone"
+            said = f"{where} has {', '.join(sorted(given_sizes))}, wanted {' and '.join(STILL[2:4])} alone"
             raise SampleError("bad_pixel_limits", said)
         return cls(**values) if values else None
 
