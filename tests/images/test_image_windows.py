@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from torch.utils.data import DataLoader
 
 from forebay import load_config
 from forebay.errors import CacheCorruptError, CacheMismatchError, ConfigError
@@ -27,6 +30,8 @@ from forebay.store.image.image_windows import COUNTS, ImageWindows, Undecoded
 from forebay.store.layout import variant_name
 from forebay.train import make_loader, to_model_inputs
 from forebay.train.augment.draws import EpochDraws
+from forebay.train.dataset import CachedVLDataset
+from forebay.train.integrations.qwen_finetune import CachedSupervisedDataset
 from tests.images.test_boxes import ROW
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
@@ -163,6 +168,20 @@ def test_codecs_ranks_resumes_and_the_fly_agree_and_an_evaluation_has_the_whole(
         assert one.keys() == other.keys()
         assert torch.equal(one["pixel_values"], other["pixel_values"])
         assert torch.equal(one["input_ids"], other["input_ids"])
+
+
+def test_a_data_set_of_torch_draws_as_the_loader_and_that_of_another_trainer_refuses(corpus: PhotoCorpus) -> None:
+    config = built(corpus, "loader.seed=5")
+    loader: Any = make_loader(config)
+    dataset = CachedVLDataset(loader.source.folder, seed=5, infinite=True, seq_len=800)
+    batches = DataLoader(dataset, batch_size=None, num_workers=1)
+    for wanted, batch in zip(itertools.chain(loader, loader), batches, strict=False):
+        assert torch.equal(batch["pixel_values"], wanted["pixel_values"])
+    arguments = SimpleNamespace(dataset_use=config, data_packing=True)
+    for own in (config, corpus.config('augment=[{kind="flip"}]')):
+        arguments.dataset_use = own
+        with pytest.raises(ConfigError, match="drawn by epochs, of which a data set of qwen-vl-finetune is told none"):
+            CachedSupervisedDataset(None, arguments)
 
 
 def test_pieces_of_cut_conversations_have_their_images(corpus: PhotoCorpus, tmp_path: Path) -> None:
