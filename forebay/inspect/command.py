@@ -43,8 +43,8 @@ from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
 from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.small_files import RemoteRoot
-from forebay.store.sample_filter import Filter
 from forebay.store.seal import VerifyReport, verify_folder
+from forebay.store.selection import Filter
 from forebay.terminal import print_json, print_lines, wrapped
 from forebay.visible import printable
 

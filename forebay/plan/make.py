@@ -21,6 +21,7 @@ from forebay.plan.interface import Plan
 from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.sources import shards_of_sources
 from forebay.plan.names import plan_folder, state_key
+from forebay.plan.pack.balanced_packs import learnt_tokens
 from forebay.plan.pack.fixed_shapes import reserved_tokens
 from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from forebay.plan.shard_line import shard_run, with_locality
@@ -32,7 +33,6 @@ from forebay.steps.table import text_step_of
 from forebay.store.cut_samples import CutSamples
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, SIDES, Array
-from forebay.store.learnt_tokens import learnt_tokens
 from forebay.store.memo import note
 from forebay.store.selection import Selection
 from forebay.store.source import RATE, SECONDS, SampleSource, has_untimed_items, length_of, parts_of, without_seconds

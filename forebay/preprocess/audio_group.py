@@ -19,7 +19,7 @@ from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError, ForebayError, SampleError
 from forebay.preprocess.decode import decode_audio
 from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, values_digest
-from forebay.preprocess.probe_inputs import probe_features, probe_sounds
+from forebay.preprocess.probes import probe_features, probe_sounds
 from forebay.preprocess.workspace import Failure
 from forebay.progress import Progress
 from forebay.rows.manifest import WHOLE_FILE, Manifest, joined

@@ -18,7 +18,7 @@ import numpy as np
 
 from forebay.config.remote import is_url, url_or_path
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.preprocess.probe_sample import beyond_promise
+from forebay.preprocess.probes import beyond_promise
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import SHORT, TEXT, differences, digest, recipe_key, record
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints, ListedItems

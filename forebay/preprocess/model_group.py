@@ -29,10 +29,8 @@ from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, valu
 from forebay.preprocess.image_form import ArrayForm, DecodedForm
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.model_batches import batches_by_length, own_rows, require_variants, too_large, varied_fields
-from forebay.preprocess.pair_inputs import PairInputs
-from forebay.preprocess.probe_sample import in_words, promise_of, sample_of
-from forebay.preprocess.row_captions import caption_counts
-from forebay.preprocess.text_inputs import TextInputs
+from forebay.preprocess.probes import in_words, promise_of, sample_of
+from forebay.preprocess.text_inputs import PairInputs, TextInputs, caption_counts
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
 from forebay.spans import FEATURES, span

@@ -55,9 +55,8 @@ from forebay.store.remote.carry.transfer import push
 from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.raw.raw_sources import localized, naming_urls
-from forebay.store.sample_filter import Filter
 from forebay.store.seal import quick_problems, verify_folder
-from forebay.store.selection import filtered
+from forebay.store.selection import Filter, filtered
 from forebay.store.shared_disk import is_gone, move, seen
 from forebay.store.source import SampleSource
 from forebay.task_map import WorkerDied, begin, is_second_try

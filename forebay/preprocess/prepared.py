@@ -35,7 +35,7 @@ from forebay.preprocess.listing_folder import (
     submission_file,
     table_of,
 )
-from forebay.preprocess.probe_sample import require_promise
+from forebay.preprocess.probes import require_promise
 from forebay.steps.recipe import Recipe
 from forebay.store.key import SHORT
 from forebay.store.layout import Constants, Group

@@ -1,10 +1,15 @@
-"""Texts as a model is given them: each different text of a source file once, as tokens of the model's own tokenizer."""
+"""Texts as a model is given them: each different text of a source file once, as tokens of the model's own tokenizer.
+
+A row has its own text, those of a column, orders of their tags, and the empty one. A model of images and texts is given
+pairs: each image of a row with the text of the row.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,14 +20,103 @@ import xxhash
 from forebay.config.data import CaptionsConfig
 from forebay.errors import ConfigError, SampleError
 from forebay.preprocess.group import Items, Read, Values, columns_digest
-from forebay.preprocess.probe_inputs import PROBE_TEXTS
-from forebay.preprocess.row_captions import checked_captions, texts_of
-from forebay.rows.manifest import Manifest
+from forebay.preprocess.image_group import ImageItems
+from forebay.preprocess.probes import PROBE_TEXTS
+from forebay.rows.kept_columns import column_of
+from forebay.rows.manifest import Manifest, rejections, without_rows
+from forebay.rows.readers.json_lines import is_storable
 from forebay.steps.form import BatchForm
 from forebay.steps.text.caption import Caption, CaptionEncoder
 from forebay.store.layout import Array, Group
 from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
+
+_ALL_ORDERS = 5
+"""Tags of which all orders are looked at: 120. Of six there are more than `shuffles` may be, and some are drawn."""
+_TRIES = 512
+"""At most so many are drawn: tags that occur twice have fewer orders."""
+
+
+def texts_of(rows: pa.Table, captions: CaptionsConfig) -> Iterator[list[str | None]]:
+    """Yields the different texts of each row: its own first, each before its orders, the empty one last.
+
+    A row without any text has None in their place.
+    """
+    for text, further in zip(rows["text"].to_pylist(), _further(rows, captions), strict=True):
+        given = [each for each in (text, *(further or ())) if _is_text(each)]
+        found = dict.fromkeys(order for each in given for order in (each, *tag_orders(each, captions)))
+        yield [*(found or [None]), *([""] if captions.empty else [])]
+
+
+def tag_orders(text: str, captions: CaptionsConfig) -> list[str]:
+    """Returns other orders of the tags of a text, at most `captions.shuffles`, all different, by a hash of the text."""
+    if not captions.shuffles:
+        return []
+    tags = [tag for part in text.split(",") if (tag := part.strip())]
+    head, rest = tags[: captions.keep_tags], tags[captions.keep_tags :]
+    orders: Iterable[tuple[str, ...]] = itertools.permutations(rest)
+    if len(rest) <= _ALL_ORDERS:
+        orders = sorted(orders, key=lambda order: _hash("\0".join((*order, text))))
+    else:
+        orders = (tuple(sorted(rest, key=lambda tag: _hash(f"{number}\0{tag}\0{text}"))) for number in range(_TRIES))
+    found = {tuple(rest): None}
+    for order in itertools.takewhile(lambda _: len(found) <= captions.shuffles, orders):
+        found[order] = None
+    return [", ".join((*head, *order)) for order in itertools.islice(found, 1, None)]
+
+
+def checked_captions(manifest: Manifest, captions: CaptionsConfig) -> Manifest:
+    """Returns a manifest without the rows whose column holds something else than a list of texts (`bad_text`)."""
+    rows = manifest.rows
+    bad = [place for place, further in enumerate(_further(rows, captions)) if further is None]
+    if not bad:
+        return manifest
+    left_out, column = rows.take(pa.array(bad)), str(captions.column)
+    messages = [
+        f"{column} is {str(value)[:60]!r}, wanted a list of texts, or its JSON; correct the row"
+        for value in column_of(left_out, column).to_pylist()
+    ]
+    named = (left_out["row"], left_out["sample_id"])
+    rejected = rejections(*named, kind="failed", reason="bad_text", message=messages)
+    return replace(manifest, rows=without_rows(rows, bad), rejected=pa.concat_tables([manifest.rejected, rejected]))
+
+
+def caption_counts(rows: pa.Table, items: Items, keep: Array, captions: CaptionsConfig) -> dict[str, Any]:
+    """Returns how many texts the kept rows have, the empty one left out, and how many blank ones were passed over."""
+    assert items.offsets is not None
+    counts = (np.diff(items.offsets)[keep] - captions.empty).tolist() or [0]
+    kept = rows.filter(pa.array(keep))
+    blank = sum(not _is_text(each) for further in _further(kept, captions) for each in further or ())
+    return {"min": min(counts), "mean": round(sum(counts) / len(counts), 3), "max": max(counts), "blank": blank}
+
+
+def _further(rows: pa.Table, captions: CaptionsConfig) -> Iterator[Sequence[str | None] | None]:
+    """Yields the entries of each row's list; None for what is no list of texts."""
+    if captions.column is None:
+        return itertools.repeat((), len(rows))
+    return map(_entries, column_of(rows, captions.column).to_pylist())
+
+
+def _entries(value: Any) -> Sequence[str | None] | None:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return ()
+    try:
+        found = json.loads(value)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    is_list = isinstance(found, list) and all(
+        each is None or (isinstance(each, str) and is_storable(each)) for each in found
+    )
+    return found if is_list else None
+
+
+def _is_text(text: str | None) -> bool:
+    return bool((text or "").strip())
+
+
+def _hash(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
+
 
 _SHORT = ("a cat", "two small dogs")
 """Texts of the probe that any model takes."""
@@ -142,3 +236,65 @@ def _encoder_of(folder: str, tokenizer: str) -> CaptionEncoder:
 
 def _unread(*_: Any) -> bytes:
     raise AssertionError("texts are read from no file")
+
+
+@dataclass(frozen=True, slots=True)
+class PairInputs:
+    """The images of rows, each with the row's text. images, texts: prepare the two halves of a pair."""
+
+    images: ImageItems
+    texts: TextInputs
+    name: ClassVar[Group] = "image"
+    unit: ClassVar[str] = "pair"
+    lists: ClassVar[str | None] = ImageItems.lists
+
+    @property
+    def column(self) -> str:
+        """See `ItemGroup`."""
+        return self.images.column
+
+    @property
+    def max_sample_bytes(self) -> int:
+        """See `ItemGroup`."""
+        return self.images.max_sample_bytes
+
+    def items(self, manifest: Manifest) -> Items:
+        """Returns a pair for every image of every row, in the order of the rows."""
+        images = self.images.items(manifest)
+        offsets, places = images.of_rows(0, len(manifest.rows))
+        owners = pa.array(np.repeat(np.arange(len(manifest.rows)), np.diff(offsets)))
+        table = images.table.take(pa.array(places)).append_column(
+            "text", self.texts.of_rows(manifest.rows)[1].take(owners)
+        )
+        group = manifest.rows["group"].take(owners).to_numpy()
+        return Items(table, group, len(table), offsets, np.arange(len(table)))
+
+    def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
+        """Returns what the key of a shard says of its pairs."""
+        return {**self.images.content(items, hashes), **self.texts.content(items, hashes)}
+
+    def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
+        """Returns what is needed to make pairs; what one is called, its hash and its text among it."""
+        rows = self.images.task_rows(items, files)
+        pairs = zip(rows["hash"].to_pylist(), items["text"].to_pylist(), strict=True)
+        keys = (f"{image}\0{text or ''}".encode("utf-8", "surrogateescape") for image, text in pairs)
+        hashes = pa.array(list(map(xxhash.xxh3_128_hexdigest, keys)))
+        rows = rows.set_column(rows.column_names.index("hash"), "hash", hashes)
+        return rows.append_column("text", items["text"])
+
+    def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
+        """Yields what both halves of each pair become; of one that fails, why."""
+        return self._together(self.images.samples(rows, read), self.texts.samples(rows, read))
+
+    def probed(self) -> Iterator[Values]:
+        """Yields what built-in images and texts become."""
+        return self._together(self.images.probed(), self.texts.probed())
+
+    @staticmethod
+    def _together(images: Iterator[Values], texts: Iterator[Values]) -> Iterator[Values]:
+        for image, text in zip(images, texts, strict=False):  # of the built-in ones there are not as many
+            yield next((half for half in (image, text) if "failure" in half), {**image, **text})
+
+    def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns the arrays of the one pair of a sample."""
+        return self.images.joined(self.texts.joined(sample, items), items)

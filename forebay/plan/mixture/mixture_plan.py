@@ -18,11 +18,13 @@ import xxhash
 from forebay.errors import PlanError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.interface import EpochOrder, Tail, check_epoch, checked_positions
-from forebay.plan.mixture.changing import AnyAssignment, ChangingAssignment, WeightChange
 from forebay.plan.mixture.draw import ClassSplit, Draw, MixedDraw, PerSourceDraw
 from forebay.plan.mixture.sources import (
     PERIOD,
+    AnyAssignment,
     Assignment,
+    ChangingAssignment,
+    WeightChange,
     quantise,
 )
 from forebay.plan.permutation import Permutations, derive_key

@@ -1,6 +1,7 @@
 """Packs of like cost side by side: what the ranks of a step do takes them the same time, and each learns as much.
 
-The cost of a pack is a function of lengths alone, so steps are planned and ranks exchange nothing.
+The cost of a pack is a function of lengths alone, so steps are planned and ranks exchange nothing. The tokens that a
+sample learns are read without its items.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.config.plan import PackCosts
-from forebay.store.layout import Array, Ints
+from forebay.store.cache import Cache
+from forebay.store.cut_samples import CutSamples
+from forebay.store.layout import TEXT, Array, Ints
+from forebay.store.selection import origin
+from forebay.store.source import SampleSource, length_of
 
 _STRATUM = 8
 """Groups of packs whose costs are neighbours and which are then dealt by learnt tokens: fewer are more alike in cost,
@@ -75,3 +80,24 @@ def regrouped(members: Array, offsets: Array, order: Ints) -> tuple[Array, Array
     ends = np.cumsum(sizes)
     places = np.arange(len(members)) + np.repeat(offsets[:-1][order] - ends + sizes, sizes)
     return members[places], np.concatenate(([0], ends))
+
+
+_MASK = "label_mask"
+
+
+def learnt_tokens(source: SampleSource) -> Array:
+    """Returns how many tokens each sample learns, integers [num_samples]; all of its tokens where no mask is stored.
+
+    source: a cache, or some samples of one. Reads one column of every text shard, and checks it.
+    """
+    base, places = origin(source)
+    if not isinstance(base, Cache) or _MASK not in base.fields:
+        return length_of(source, "num_tokens")
+    found: Ints = np.zeros(len(base), np.int64)
+    for shard, samples, rows in base.by_shard():
+        values, offsets = base.shard(TEXT, shard).column(_MASK)
+        sums = np.concatenate(([0], np.cumsum(values != 0)))[offsets]
+        found[samples] = np.diff(sums)[rows]
+    if isinstance(source, CutSamples):
+        return source.learnt(found)
+    return found if places is None else found[places]

@@ -26,7 +26,7 @@ from forebay.store.files import folder_aside, hash_file, temporary_name, write_b
 from forebay.store.shared_disk import move, seen
 from forebay.train.evaluation.evaluate import HIGHER_IS_BETTER, EvalResult
 from forebay.train.models.lora import base_of, is_adapted, save_adapter
-from forebay.train.models.model_processor import processor_class
+from forebay.train.models.model_folder import processor_class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

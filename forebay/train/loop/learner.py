@@ -48,8 +48,7 @@ from forebay.train.loop.trainable import SkippedSteps, set_learning_rate, set_pa
 from forebay.train.models import ctc
 from forebay.train.models.families import ModelFacts
 from forebay.train.models.lora import base_of
-from forebay.train.models.model_folder import check_batch
-from forebay.train.models.model_processor import processor_files, warn_of_missing
+from forebay.train.models.model_folder import check_batch, processor_files, warn_of_missing
 from forebay.train.models.objective import Objective
 from forebay.train.models.trainee import base_hashes, checkpoint_model, new_model
 

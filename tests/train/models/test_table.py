@@ -43,7 +43,6 @@ OTHERS = {
     "generic",
     "lora",
     "model_folder",
-    "model_processor",
     "objective",
     "trainee",
 }
