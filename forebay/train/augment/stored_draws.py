@@ -1,4 +1,4 @@
-"""What is drawn at load of that which a cache stores: one of the texts of a row, and latents, anew each epoch.
+"""Draws at load from what a cache stores: one of the texts of a row, and latents, anew each epoch.
 
 The text is the same for every text encoder. Latents are drawn of the normal distribution that an autoencoder gave of an
 image.
