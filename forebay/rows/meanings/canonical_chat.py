@@ -51,8 +51,16 @@ from forebay.rows.meanings.chat_fields import (
     unknown_fields,
     with_asked,
 )
-from forebay.rows.meanings.chat_pairs import joined_pair, two_rows
-from forebay.rows.meanings.chat_parts import TAGS, add_message, beside_of, calls_in, fill_boxes, tools_of
+from forebay.rows.meanings.chat_forms import (
+    TAGS,
+    add_message,
+    beside_of,
+    calls_in,
+    fill_boxes,
+    joined_pair,
+    tools_of,
+    two_rows,
+)
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
 from forebay.steps.image.video_settings import Sampling
 from forebay.steps.text.chat.conversation import COUNTED

@@ -24,11 +24,11 @@ from forebay.train.evaluation.rates import normalizer, text_encoder, worst_lines
 from forebay.train.evaluation.sets import EvalSet, open_sets
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.launch import held_whole, make_accelerator, process_state, require_extras
+from forebay.train.loop.trainable import checkpoint_model
 from forebay.train.models.families import ModelFacts
 from forebay.train.models.lora import ADAPTER_CONFIG, base_of
 from forebay.train.models.model_folder import check_config, check_weights, load_model, model_facts
 from forebay.train.models.objective import Objective
-from forebay.train.models.trainee import checkpoint_model
 from forebay.visible import from_here, printable
 
 _logger = logging.getLogger(__name__)

@@ -44,7 +44,6 @@ OTHERS = {
     "lora",
     "model_folder",
     "objective",
-    "trainee",
 }
 
 

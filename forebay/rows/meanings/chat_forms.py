@@ -1,16 +1,28 @@
-"""Parts of a conversation beside its texts and items, in the usual forms, to the one that chat templates take.
+"""The usual forms of what a conversation has beside texts and items, to the one that chat templates take.
 
-These are tools, calls of them and reasoning; and boxes, points and names of objects as ms-swift writes them: a row's
-`objects`, and tags in its messages. The documentation of ms-swift ("Custom dataset", "Grounding") says what the fields
-mean.
+These are tools, calls of them and reasoning; boxes, points and names of objects as ms-swift writes them: a row's
+`objects`, and tags in its messages (the documentation of ms-swift, "Custom dataset", "Grounding", says what the fields
+mean); and an answer to prefer beside one to reject: as two rows of one conversation each, and as one conversation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
-from forebay.rows.meanings.chat_fields import CALLS, OBJECTS, REASONED, TOOLS_OF_ROW, is_given, list_in
+from forebay.rows.meanings.chat_fields import (
+    ANSWERS,
+    CALLS,
+    MESSAGES,
+    NOUNS_OF_PARTS,
+    OBJECTS,
+    PAIRED,
+    REASONED,
+    TOOLS_OF_ROW,
+    is_given,
+    list_in,
+)
 from forebay.rows.readers.json_lines import JsonError, is_storable, parse_nested, string_of
 
 
@@ -130,7 +142,7 @@ def fill_boxes(conversation: Sequence[Mapping[str, Any]], fields: Mapping[str, A
     objects = fields.get(OBJECTS) if is_given(fields.get(OBJECTS)) else {}
     objects = parse_nested(objects) if isinstance(objects, str) else objects
     if not isinstance(objects, dict):
-        raise _bad(f"field {OBJECTS} is {str(objects)[:60]!r}, wanted an object of ref and bbox")
+        raise _bad_box(f"field {OBJECTS} is {str(objects)[:60]!r}, wanted an object of ref and bbox")
     parts = [part for message in conversation for part in message["content"]]
     num_images = sum(part["type"] == "image" for part in parts)
     given = {"box": [*_boxes(objects, num_images)], "ref": [{"text": name} for name in _names(objects)]}
@@ -155,15 +167,15 @@ def _names(objects: Mapping[str, Any]) -> Iterator[str]:
 def _boxes(objects: Mapping[str, Any], num_images: int) -> Iterator[dict[str, Any]]:
     boxes, images, kind = _list(objects, "bbox"), _list(objects, "image_id"), objects.get("bbox_type") or "real"
     if kind not in ("real", "norm1"):
-        raise _bad(f"bbox_type is {str(kind)[:60]!r}, wanted real or norm1")
+        raise _bad_box(f"bbox_type is {str(kind)[:60]!r}, wanted real or norm1")
     if images and len(images) != len(boxes):
         raise JsonError(f"has {len(images)} image_id for {len(boxes)} boxes", reason="box_count_mismatch")
     for box, image in zip(boxes, images or [0] * len(boxes), strict=True):
         is_box = isinstance(box, list) and len(box) in (_POINT, _BOX)
         if not is_box or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in box):
-            raise _bad(f"a box is {str(box)[:60]!r}, wanted [x1, y1, x2, y2] or [x, y]")
+            raise _bad_box(f"a box is {str(box)[:60]!r}, wanted [x1, y1, x2, y2] or [x, y]")
         if not all(-_MOST < x < _MOST for x in box):
-            raise _bad(f"a box is {str(box)[:60]!r}, wanted numbers of pixels")
+            raise _bad_box(f"a box is {str(box)[:60]!r}, wanted numbers of pixels")
         if len(box) == _BOX and (box[0] > box[2] or box[1] > box[3]):
             raise JsonError(f"box {box} has its first corner behind its second; exchange them", reason="box_reversed")
         if not isinstance(image, int) or isinstance(image, bool) or not 0 <= image < num_images:
@@ -175,5 +187,80 @@ def _list(objects: Mapping[str, Any], name: str) -> list[Any]:
     return list_in(objects, name) if is_given(objects.get(name)) else []
 
 
-def _bad(found: str) -> JsonError:
+def _bad_box(found: str) -> JsonError:
     return JsonError(found, reason="bad_box")
+
+
+def two_rows(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns the rows of the preferred and of the rejected conversation; None of a row that has one alone.
+
+    `chosen` and `rejected` are answers, lists of the messages that follow `prompt`, `messages` or a question, or whole
+    conversations. `rejected_response` is ms-swift's answer in the place of the row's last one.
+    Raises JsonError `bad_pair` for one without the other.
+    """
+    rejected = [name for name in ("rejected", "rejected_response") if is_given(fields.get(name))]
+    has_chosen = is_given(fields.get("chosen"))
+    if not rejected and not has_chosen:
+        return None
+    if len(rejected) != 1 or has_chosen is (rejected[0] == "rejected_response"):
+        raise _bad_pair(
+            f"has {' and '.join(rejected) or 'no rejected'}{' beside chosen' if has_chosen else ', no chosen'}"
+        )
+    rest = {name: value for name, value in fields.items() if name not in PAIRED}
+    asks = next((name for name in ANSWERS if is_given(rest.get(name))), None)
+    listed = next((name for name in MESSAGES if is_given(rest.get(name))), None)
+    if not has_chosen:
+        return {**rest}, _answered(rest, fields["rejected_response"], asks, listed)
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str) and prompt:
+        rest, asks = {**rest, "question": prompt}, "question"
+    elif is_given(prompt):
+        rest, asks, listed = {**rest, "messages": prompt}, None, "messages"
+    one, other = (_completed(rest, fields[name], asks, listed) for name in ("chosen", "rejected"))
+    return one, other
+
+
+def _answered(row: Mapping[str, Any], answer: Any, asks: str | None, listed: str | None) -> dict[str, Any]:
+    """The row with another last answer."""
+    if asks is not None:
+        return {**row, ANSWERS[asks]: answer}
+    messages = row.get(listed or "")
+    if not isinstance(messages, list) or not isinstance(answer, str) or not isinstance((messages or [0])[-1], dict):
+        raise _bad_pair("has a rejected_response, wanted a text beside messages or a question")
+    last = {name: value for name, value in messages[-1].items() if name not in ("content", "value")}
+    return {**row, str(listed): [*messages[:-1], {**last, "content": answer}]}
+
+
+def _completed(row: Mapping[str, Any], said: Any, asks: str | None, listed: str | None) -> dict[str, Any]:
+    """The row with what follows its question."""
+    match said:
+        case [{"role": "assistant", "content": str(text)}] if asks is not None:
+            said = text
+    if asks is not None and isinstance(said, str):
+        return {**row, ANSWERS[asks]: said}
+    before = row.get(listed, []) if listed is not None else []
+    after = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
+    if asks is not None or not isinstance(before, list) or not isinstance(after, list) or not (before or after[1:]):
+        raise _bad_pair(f"has {str(said)[:60]!r}, wanted an answer to a prompt or a question, or a list of messages")
+    return {**row, listed or "messages": [*before, *after]}
+
+
+def joined_pair(chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the preferred conversation; the first message that the other has not has what that has as `rejected`.
+
+    Raises JsonError `bad_pair` for equal ones, where one ends before they differ, or where items stand in what differs.
+    """
+    place = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))))
+    rest = [*chosen[place:], *rejected[place:]]
+    if not place or place in (len(chosen), len(rejected)):
+        raise _bad_pair("has conversations of which none, or all of one, is the other's too")
+    if any(message["role"] not in ("assistant", "tool") for message in (chosen[place], rejected[place])):
+        raise _bad_pair("has answers to different questions")
+    if any(part["type"] in NOUNS_OF_PARTS for message in rest for part in message["content"]):
+        raise _bad_pair("shows an item behind the place where its answers differ")
+    first = {**chosen[place], "rejected": [*rejected[place:]]}
+    return [*map(dict, chosen[:place]), first, *map(dict, chosen[place + 1 :])]
+
+
+def _bad_pair(found: str) -> JsonError:
+    return JsonError(f"the pair {found}", reason="bad_pair")
