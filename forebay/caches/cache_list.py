@@ -28,7 +28,7 @@ from forebay.store.memo import Memo
 from forebay.store.remote.node.holdings import MIRRORS
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import naming_urls
-from forebay.store.source_files import ShownSources, SourceState, compare_sources, is_derived
+from forebay.store.source_comparison import ShownSources, SourceState, compare_sources, is_derived
 from forebay.terminal import columns, counted, table, wrapped
 from forebay.visible import from_here, human_bytes, printable
 

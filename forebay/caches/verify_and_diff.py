@@ -23,7 +23,8 @@ from forebay.store.lookup import SOURCES_NAME
 from forebay.store.metadata import FILE_NAME, check_file
 from forebay.store.seal import VerifyReport, verify_folder
 from forebay.store.shard import Shard, sample_hash
-from forebay.store.source_files import StoredSources, is_derived, load_sources
+from forebay.store.source_comparison import is_derived
+from forebay.store.source_files import StoredSources, load_sources
 from forebay.terminal import CommandReport, first_of, paragraph, table
 from forebay.visible import from_here, human_bytes, printable
 

@@ -28,7 +28,8 @@ from forebay.store.memo import Memo
 from forebay.store.metadata import check_description, check_file, foreign_values
 from forebay.store.seal import Contents
 from forebay.store.shard import ShardEntry, shard_name
-from forebay.store.source_files import StoredSource, dump_sources, load_sources, steps_differences, steps_of
+from forebay.store.source_comparison import steps_differences, steps_of
+from forebay.store.source_files import StoredSource, dump_sources, load_sources
 from forebay.terminal import CommandReport
 from forebay.visible import from_here, human_bytes
 

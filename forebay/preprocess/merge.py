@@ -41,7 +41,7 @@ from forebay.store.metadata import read_metadata
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.row_table import strings_digest
 from forebay.store.seal import Contents, check_shard, quick_problems, seal
-from forebay.store.source_files import MERGED, SUBSET
+from forebay.store.source_comparison import MERGED, SUBSET
 from forebay.store.where import parse_where
 
 _OURS = (PLANS, TAR_INDEX, TEXTS, INPUTS)

@@ -23,7 +23,8 @@ from forebay.errors import ConfigError
 from forebay.store.files import fsync_folder, hash_file, sweep, write_all, write_bytes
 from forebay.store.lookup import SOURCES_NAME
 from forebay.store.shared_disk import try_alone
-from forebay.store.source_files import StoredSource, listed_files, load_sources, path_of
+from forebay.store.source_comparison import path_of
+from forebay.store.source_files import StoredSource, listed_files, load_sources
 from forebay.terminal import first_of
 
 _SUFFIXES = {

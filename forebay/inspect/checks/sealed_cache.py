@@ -40,7 +40,7 @@ from forebay.store.image.codec import FIELDS, SECONDS, StoredImages
 from forebay.store.image.stored_items import StoredArrays, stored_items
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group, Ints
-from forebay.store.source_files import steps_of
+from forebay.store.source_comparison import steps_of
 from forebay.task_map import mark
 
 _TEXTS, _ITEMS = 1024, 256
