@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forebay.config import BucketConfig
 from forebay.config.plan import BucketRange
 from forebay.errors import ConfigError, PlanError
-from forebay.inspect.plan_pictures import cell_lines, cell_rows
+from forebay.inspect.plan_lines import cell_lines, cell_rows
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.disk import load_plan, save_plan
