@@ -12,10 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.inspect.facts import (
-    Pack,
-    class_lines,
-)
+from forebay.inspect.facts import Pack, class_lines
 from forebay.inspect.listed_groups import SeenItem, beside_float32, form_rows
 from forebay.inspect.plan_lines import count_lines, plan_lines
 from forebay.inspect.sample import Sample, spoken, summary

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from forebay.config.tree import FilterConfig
-from forebay.store.by_hand import SamplesTensorDict, table_html
+from forebay.store.by_hand import table_html
 from forebay.store.cache import Cache, open_cache
+from forebay.store.lazy_tensordict import SamplesTensorDict
 from forebay.store.selection import Filter, Selection, filtered
 from tests.store_factory import make_cache
 from tests.train.tiny_vl import conversations

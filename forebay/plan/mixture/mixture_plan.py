@@ -19,14 +19,7 @@ from forebay.errors import PlanError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.interface import EpochOrder, Tail, check_epoch, checked_positions
 from forebay.plan.mixture.draw import ClassSplit, Draw, MixedDraw, PerSourceDraw
-from forebay.plan.mixture.sources import (
-    PERIOD,
-    AnyAssignment,
-    Assignment,
-    ChangingAssignment,
-    WeightChange,
-    quantise,
-)
+from forebay.plan.mixture.sources import PERIOD, AnyAssignment, Assignment, ChangingAssignment, WeightChange, quantise
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.shard_line import ShardLine, Windows
 from forebay.store.layout import Array, Ints
