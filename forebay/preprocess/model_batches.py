@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from forebay.errors import ConfigError
-from forebay.steps.form import BatchForm, FieldForm, shown_shape
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.form_values import shown_shape
 from forebay.steps.model.model_step import ModelStep
 from forebay.steps.step import Batch
 from forebay.store.layout import Array, FieldSpec, variant_name

@@ -15,7 +15,8 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
-from forebay.config.tree import Config, WeightSteps
+from forebay.config.plan import WeightSteps
+from forebay.config.tree import Config
 from forebay.errors import ConfigError, PlanError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.interface import in_batches, places_of

@@ -21,7 +21,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from forebay.config.tree import Config, WeightSteps
+from forebay.config.plan import WeightSteps
+from forebay.config.tree import Config
 from forebay.errors import ConfigError, PlanError
 from forebay.store.layout import ROW_BITS, Array, Ints
 from forebay.store.source import SECONDS, SampleSource, SourceUnion, has_untimed_items, length_of, parts_of
