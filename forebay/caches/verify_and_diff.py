@@ -15,7 +15,6 @@ import numpy as np
 
 from forebay.caches.kinds import hours_of
 from forebay.errors import CacheError
-from forebay.progress import during
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import SHORT, differences
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints
@@ -25,7 +24,7 @@ from forebay.store.seal import VerifyReport, verify_folder
 from forebay.store.shard import Shard, sample_hash
 from forebay.store.source_comparison import is_derived
 from forebay.store.source_files import StoredSources, load_sources
-from forebay.terminal import CommandReport, first_of, paragraph, table
+from forebay.terminal import CommandReport, during, first_of, paragraph, table
 from forebay.visible import from_here, human_bytes, printable
 
 T = TypeVar("T")

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from forebay.config.augment import OF_IMAGES, AugmentConfig
 from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig, at_least
 from forebay.config.frozen_models import ModelConfig, TokenPattern
 from forebay.config.plan import ByKind, MixtureConfig, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig, is_url
-from forebay.config.train import RunConfig, TrainConfig
+from forebay.config.train import OF_IMAGES, AugmentConfig, RunConfig, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

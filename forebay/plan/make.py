@@ -21,13 +21,11 @@ from forebay.plan.interface import Plan
 from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.sources import shards_of_sources
 from forebay.plan.names import plan_folder, state_key
-from forebay.plan.pack.balanced_packs import learnt_tokens
-from forebay.plan.pack.fixed_shapes import reserved_tokens
+from forebay.plan.pack.alike_packs import learnt_tokens, reserved_tokens
 from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from forebay.plan.shard_line import shard_run, with_locality
 from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import window_plan
-from forebay.progress import during
 from forebay.steps.step import TextStep
 from forebay.steps.table import text_step_of
 from forebay.store.cut_samples import CutSamples
@@ -36,6 +34,7 @@ from forebay.store.layout import ROW_BITS, SIDES, Array
 from forebay.store.memo import note
 from forebay.store.selection import Selection
 from forebay.store.source import RATE, SECONDS, SampleSource, has_untimed_items, length_of, parts_of, without_seconds
+from forebay.terminal import during
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,6 @@ from forebay.preprocess.combine import (
     rejections_of,
     require_one_recipe,
 )
-from forebay.progress import Progress
 from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache
 from forebay.store.files import TEMPORARY_MARK, require_writable, sweep
@@ -43,6 +42,7 @@ from forebay.store.row_table import strings_digest
 from forebay.store.seal import Contents, check_shard, quick_problems, seal
 from forebay.store.source_comparison import MERGED, SUBSET
 from forebay.store.where import parse_where
+from forebay.terminal import Progress
 
 _OURS = (PLANS, TAR_INDEX, TEXTS, INPUTS)
 """Folders of a cache root that hold no cache."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from forebay.config.augment import OF_IMAGES, OF_WAVEFORMS, AugmentConfig
+from forebay.config.train import OF_IMAGES, OF_WAVEFORMS, AugmentConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.speeds import faster

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.config.augment import AugmentConfig
+from forebay.config.train import AugmentConfig
 from forebay.errors import ConfigError
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.qwen2_vl import CODES, GRIDS

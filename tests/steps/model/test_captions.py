@@ -21,7 +21,7 @@ from forebay.config.data import CaptionsConfig
 from forebay.errors import ConfigError, ForebayError
 from forebay.inspect.facts import cache_facts
 from forebay.inspect.inspect_lines import report_lines
-from forebay.preprocess.text_inputs import tag_orders
+from forebay.preprocess.model_inputs import tag_orders
 from forebay.steps.batch import fresh
 from forebay.store.cache import Cache
 from forebay.train import make_loader
