@@ -149,10 +149,9 @@ def token_edges(tokens: Array, *, settings: BucketConfig) -> list[int]:
     if settings.edges is not None:
         return list(settings.edges)
     if settings.k is None:
-        raise PlanError(
+        raise _refused(
             f"{len(tokens)} samples have no audio, so edges_s cannot place them; give plan.edges in tokens (they have "
-            f"{int(tokens.min())} to {int(tokens.max())}), for example edges = [32, 64, 128], or plan.k",
-            code="FB504",
+            f"{int(tokens.min())} to {int(tokens.max())}), for example edges = [32, 64, 128], or plan.k"
         )
     return optimal_edges(tokens, k=settings.k)
 
@@ -208,18 +207,16 @@ def _even(samples: int, size: int) -> int:
 def _affordable(settings: BucketConfig, limit: Limit, sample_rate_hz: int) -> int:
     sizes = []
     if limit.length is None and settings.batch_tokens is None:
-        raise PlanError(
+        raise _refused(
             f"plan.batch_seconds = {settings.batch_seconds} is no budget for {limit.samples} samples without audio; "
-            "give plan.batch_tokens, beside it or alone",
-            code="FB504",
+            "give plan.batch_tokens, beside it or alone"
         )
     if settings.batch_seconds is not None and limit.length is not None:
         sizes.append(math.floor(Fraction(repr(settings.batch_seconds)) * sample_rate_hz / max(limit.length, 1)))
     if settings.batch_tokens is not None:
         if limit.tokens is None:
-            raise PlanError(
-                "plan.batch_tokens needs a cache with tokens: add a [text] section, or use plan.batch_seconds",
-                code="FB504",
+            raise _refused(
+                "plan.batch_tokens needs a cache with tokens: add a [text] section, or use plan.batch_seconds"
             )
         sizes.append(settings.batch_tokens // max(limit.tokens, 1))
     return min(sizes)
@@ -330,10 +327,9 @@ def _cells(
     """
     missing = "audio" if texts is not None and texts.all() else "tokens" if tokens is None else None
     if missing is not None:
-        raise PlanError(
+        raise _refused(
             f"plan.by is of duration and tokens, and none of {len(durations)} samples has {missing}; leave plan.by out"
-            + (", or add a [text] section" if missing == "tokens" else " and give plan.k, or plan.edges in tokens"),
-            code="FB504",
+            + (", or add a [text] section" if missing == "tokens" else " and give plan.k, or plan.edges in tokens")
         )
     if settings.k is None:
         edges = bucket_edges(durations, sample_rate_hz=sample_rate_hz, settings=settings)
@@ -367,9 +363,7 @@ def _tokens_of(texts: Array | None, tokens: Array | None) -> Array:
     if texts is None or not texts.any():
         return np.zeros(0, np.int64)
     if tokens is None:
-        raise PlanError(
-            f"{int(texts.sum())} samples have no audio and no tokens: they have no length to plan by", code="FB504"
-        )
+        raise _refused(f"{int(texts.sum())} samples have no audio and no tokens: they have no length to plan by")
     return tokens[texts]
 
 
@@ -424,9 +418,7 @@ def _by_bucket(buckets: Array, counts: Array, *, line: Array | None) -> Array:
 def _shard_line(shards: Array | None, num_samples: int) -> Array:
     """Returns the samples shard by shard, rising inside one."""
     if shards is None:
-        raise PlanError(
-            'plan.locality needs a cache, whose samples lie in shards; set plan.locality = "global"', code="FB504"
-        )
+        raise _refused('plan.locality needs a cache, whose samples lie in shards; set plan.locality = "global"')
     if len(shards) != num_samples:
         raise PlanError(f"shards holds {len(shards)} samples, durations {num_samples}")
     return np.argsort(shards, kind="stable")
@@ -455,3 +447,7 @@ def _limits(
     if cost:
         tops = [(top or 0) + cost * int(held) for top, held in zip(tops, most, strict=True)]
     return [Limit(samples=int(n), length=top, tokens=int(t)) for n, top, t in zip(counts, tops, most, strict=True)]
+
+
+def _refused(what: str) -> PlanError:
+    return PlanError(what, code="FB504")

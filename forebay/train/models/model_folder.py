@@ -64,36 +64,33 @@ def _transformers_config(folder: Path) -> Any:
 
     path = folder / "config.json"
     if folder.is_dir() and not is_whole(folder):
-        raise ConfigError(f"train.model: {folder} lacks files{hub_advice(folder, 'model')}", code="FB108")
+        raise _refused(f"train.model: {folder} lacks files{hub_advice(folder, 'model')}")
     try:
         document = json.loads(path.read_bytes())
         model_type = document["model_type"]
         kernels = list(kernels_in(document))
     except OSError as err:
-        raise ConfigError(
+        raise _refused(
             f"train.model: cannot read {path} ({err.strerror}); name a folder with a transformers config.json"
-            f"{hub_advice(folder, 'model')}{_adapter_advice(folder)}",
-            code="FB108",
+            f"{hub_advice(folder, 'model')}{_adapter_advice(folder)}"
         ) from err
     except (ValueError, KeyError, TypeError, RecursionError) as err:
-        raise ConfigError(f"train.model: {path} is not a transformers config.json: {err!r}", code="FB108") from err
+        raise _refused(f"train.model: {path} is not a transformers config.json: {err!r}") from err
     if kernels:
-        raise ConfigError(
+        raise _refused(
             f"train.model: {path} asks for {kernels[0]!r}, code that transformers would fetch and run; "
-            "remove that entry",
-            code="FB108",
+            "remove that entry"
         )
     check_model_type(model_type, path)
     if "auto_map" in document and model_type not in FAMILIES:
-        raise ConfigError(
+        raise _refused(
             f"train.model: {path} has auto_map, which names code of its own, and forebay runs none; remove auto_map if "
-            "transformers has the model itself",
-            code="FB108",
+            "transformers has the model itself"
         )
     try:
         return from_folder(AutoConfig, folder)
     except (OSError, ValueError, TypeError, StrictDataclassError) as err:
-        raise ConfigError(f"train.model: transformers refuses {path}: {err}", code="FB108") from err
+        raise _refused(f"train.model: transformers refuses {path}: {err}") from err
 
 
 def _adapter_advice(folder: Path) -> str:
@@ -115,15 +112,12 @@ def check_weights(folder: Path, *, init: Init) -> None:
             _logger.warning('train.init = "random": the weights in %s are not used (%s)', folder, ", ".join(found))
         return
     if not found:
-        raise ConfigError(
+        raise _refused(
             f"train.model: {folder} has no weights, neither {' nor '.join(_WEIGHTS)}; it holds {_listed(folder)}; "
-            'name a folder that save_pretrained has written, or set train.init = "random" to begin with random ones',
-            code="FB108",
+            'name a folder that save_pretrained has written, or set train.init = "random" to begin with random ones'
         )
     if not set(found) & set(_WEIGHTS):
-        raise ConfigError(
-            f"train.model: {folder} has pickled weights only; save them as model.safetensors first", code="FB108"
-        )
+        raise _refused(f"train.model: {folder} has pickled weights only; save them as model.safetensors first")
 
 
 def _listed(folder: Path) -> str:
@@ -177,10 +171,9 @@ def _pretrained(model_class: Any, folder: Path, *, dtype: torch.dtype | Literal[
     from safetensors import SafetensorError
 
     if (folder / ADAPTER_CONFIG).exists():
-        raise ConfigError(
+        raise _refused(
             f"train.model: {folder / ADAPTER_CONFIG} lies beside whole weights, and transformers would load the model "
-            "that it names in their place; take it out of a copy of the folder, or merge both",
-            code="FB108",
+            "that it names in their place; take it out of a copy of the folder, or merge both"
         )
     try:
         model, loading = from_folder(
@@ -191,14 +184,13 @@ def _pretrained(model_class: Any, folder: Path, *, dtype: torch.dtype | Literal[
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as err:
-        raise ConfigError(f"train.model: cannot load the weights in {folder}: {err}", code="FB108") from err
+        raise _refused(f"train.model: cannot load the weights in {folder}: {err}") from err
     if lost := sorted(loading["missing_keys"]):
         head = f"transformers.{model_class.__name__}.from_pretrained({str(folder)!r}).save_pretrained('with-head')"
-        raise ConfigError(
+        raise _refused(
             f"train.model: the weights in {folder} lack {lost[0]} (and {len(lost) - 1} more) of its config.json; "
             'mend the folder, or set train.init = "random" to begin with random ones; a new head alone is made '
-            f'random by: python -c "import transformers; {head}"',
-            code="FB108",
+            f'random by: python -c "import transformers; {head}"'
         )
     return model
 
@@ -445,3 +437,7 @@ def _document(path: Path) -> dict[str, object]:
     except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(what, code="FB108")
