@@ -251,6 +251,21 @@ def write_bytes(path: Path, data: bytes | memoryview) -> None:
         write_all(file, data)
 
 
+def append(path: Path, data: bytes, *, kept: bytes | int | None, is_synced: bool = True) -> None:
+    """Adds to a file. kept: what it begins with anew; or how many bytes of it stay; None: all of it."""
+    if isinstance(kept, bytes):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, kept + data)
+        return
+    if kept is not None:
+        os.truncate(path, kept)
+    with open(path, "ab") as file:
+        file.write(data)
+        file.flush()
+        if is_synced:
+            os.fsync(file.fileno())
+
+
 def fsync_folder(path: Path) -> None:
     """Makes the names inside a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

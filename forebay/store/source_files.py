@@ -323,17 +323,14 @@ def dump_sources(sources: Iterable[StoredSource]) -> bytes:
     return buffer.getvalue()
 
 
-def load_sources(path: Path, data: bytes | None = None) -> StoredSources:
-    """Returns the sources that a cache was made of. data: of the file, where somebody has read it.
-
-    Raises CacheCorruptError where the file is not what was written.
-    """
+def load_sources(path: Path) -> StoredSources:
+    """Returns the sources that a cache was made of. Raises CacheCorruptError for what is not as it was written."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         # `read_table` imports pyarrow.dataset, and that pandas if it is installed
-        with pq.ParquetFile(path if data is None else pa.BufferReader(data)) as file:
+        with pq.ParquetFile(path) as file:
             table = file.read(use_threads=False)
         return StoredSources.of_columns(*(table[name] for name in _COLUMNS))
     except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
