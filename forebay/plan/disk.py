@@ -116,15 +116,8 @@ def save_plan(
         arrays = {name: _write_array(aside / f"{name}.npy", array) for name, array in _arrays(plan).items()}
         stats = json.dumps(statistics, indent=1, allow_nan=False).encode("ascii")
         write_bytes(aside / STATISTICS, stats)
-        document = plan_document(cache_key, settings)
-        share = "fill" if settings.kind == "pack" else "padding"
         metadata = {
-            "format_version": PLAN_FORMAT_VERSION,
-            "kind": settings.kind,
-            "plan_key": digest(document),
-            "plan": document,
-            **plan.counts(),
-            share: statistics[share],
+            **_described(plan, plan_document(cache_key, settings), settings=settings, statistics=statistics),
             **({} if sample_ids is None else {"sample_ids": sample_ids}),
             **({} if selection is None else {"filter": _write_selection(aside, selection, settings)}),
             "statistics_xxh3_128": xxhash.xxh3_128_hexdigest(stats),
@@ -137,6 +130,20 @@ def save_plan(
             fsync_folder(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _described(
+    plan: AnyPlan, document: dict[str, Any], *, settings: PlanConfig, statistics: dict[str, Any]
+) -> dict[str, Any]:
+    share = "fill" if settings.kind == "pack" else "padding"
+    return {
+        "format_version": PLAN_FORMAT_VERSION,
+        "kind": settings.kind,
+        "plan_key": digest(document),
+        "plan": document,
+        **plan.counts(),
+        share: statistics[share],
+    }
 
 
 def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples: int | None = None) -> AnyPlan:
