@@ -309,6 +309,7 @@ def not_found_message(config: Config, lookup: Lookup) -> str:
     text = f"no cache for recipe {lookup.recipe.key[:SHORT]} in {config.remote_root or config.cache_root}"
     if lookup.nearest is not None:
         fields = "; ".join(difference(config, row) for row in lookup.differs[:4])
+        fields += f"; and {len(lookup.differs) - 4} more" if len(lookup.differs) > 4 else ""
         text += f"; nearest is {lookup.nearest.name}" + (f", {fields}" if fields else "")
     return f"{text}; run: forebay preprocess {config.path}"
 

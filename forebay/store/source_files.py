@@ -464,18 +464,24 @@ def stored_paths(config: Config, stored: StoredSources) -> list[str]:
 def source_differences(
     config: Config, stored: Sequence[StoredSource], names: Sequence[str], memo: Memo
 ) -> list[dict[str, Any]]:
-    """Returns how the sources of these names differ, as `{"field", "wanted", "stored"}`: hashes, or else sizes."""
-    by_name = {source.name: source for source in stored}
-    return [_source_difference(config, by_name.get(name), name, memo) for name in names]
+    """Returns how the sources of these names differ, as `{"field", "wanted", "stored"}`: hashes, or else sizes.
 
-
-def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:
+    One row says it where the same files stand in another order.
+    """
     config = sources.localized(config)
-    if stored is None:
-        listed = listed_files(config.source, meaning=config.meaning)
-        path = next((f.path for f in listed if f.name == name and sources.is_file(f.path)), None)
-    else:
-        path = _file_of(config, stored)
+    by_name = {source.name: source for source in stored}
+    # A folder may have gained thousands of files, so it is listed once; of two of a name the first one counts.
+    listed = {file.name: file.path for file in reversed(listed_files(config.source, meaning=config.meaning))}
+    rows = [_source_difference(config, by_name.get(name), name, listed.get(name), memo) for name in names]
+    differ = [row for row in rows if row["wanted"] != row["stored"]]
+    return differ or [{"field": "source.manifest", "wanted": "its files in this order", "stored": "another order"}]
+
+
+def _source_difference(
+    config: Config, stored: StoredSource | None, name: str, listed: Path | None, memo: Memo
+) -> dict[str, Any]:
+    path = _file_of(config, stored) if stored is not None and not stored.listed else listed
+    path = path if path is not None and sources.is_file(path) else None
     wanted = None if path is None else memo.known(path)
     kept = stored and stored.xxh3_128
     if path is not None and wanted is None:

@@ -23,6 +23,7 @@ from forebay.steps import table as tables
 from forebay.steps.recipe import recipe_of
 from forebay.store import lookup as lookup_module
 from forebay.store import memo as memo_module
+from forebay.store import source_files
 from forebay.store.cache import open_cache
 from forebay.store.files import hash_file, hash_opened
 from forebay.store.key import ABSENT, SourceDigest, cache_key, differences, folder_name
@@ -242,6 +243,29 @@ def test_another_listing_misses_and_hashes_nothing(
     assert (found.found, found.state) == (None, "changed")
     assert field in [difference["field"] for difference in found.differs]
     assert not_found_message(config, found).endswith(f"run: forebay preprocess {config.path}")
+
+
+def test_a_folder_that_gained_many_files_is_listed_a_few_times(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(config)
+    raw_data(Path(config.source.manifests[0]), num_tars=40)
+    listed: list[object] = []
+    inner = source_files.entry_files
+    monkeypatch.setattr(source_files, "entry_files", lambda *a, **k: (listed.append(a), inner(*a, **k))[1])
+    found = find(config)
+    assert [row["field"] for row in found.differs] == [f"sources.{number:05d}.tar" for number in range(2, 40)]
+    assert "00005.tar differs ('5 bytes' wanted, None stored); and 34 more; run: " in not_found_message(config, found)
+    assert len(listed) < 4
+
+
+def test_another_manifest_of_one_folder_is_told_by_its_own_files(tmp_path: Path) -> None:
+    raw_data(tmp_path / "data", num_tars=3)
+    zero, one, two = (f"data/{number:05d}.tar" for number in range(3))
+    build(config_of(tmp_path, source={"manifest": [zero, one, two]}))
+    found = find(config_of(tmp_path, source={"manifest": two}))
+    assert [row["field"] for row in found.differs] == ["sources.00000.tar", "sources.00001.tar"]
+    assert [row["wanted"] for row in found.differs] == [None, None]  # the files are there, and not asked for
+    (order,) = find(config_of(tmp_path, source={"manifest": [two, one, zero]})).differs
+    assert order == {"field": "source.manifest", "wanted": "its files in this order", "stored": "another order"}
 
 
 def test_the_order_of_manifests_is_in_the_key(config: Config, tmp_path: Path) -> None:
