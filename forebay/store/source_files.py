@@ -14,10 +14,11 @@ import itertools
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -355,7 +356,8 @@ def load_sources(path: Path, data: bytes | None = None) -> StoredSources:
         ) from err
 
 
-SourceState = Literal["same", "changed", "absent", "unknown"]
+SourceState = Literal["same", "changed", "absent", "other", "unknown"]
+"""`other`: the config names other files, which are not here."""
 
 
 class ShownSources:
@@ -373,6 +375,11 @@ class ShownSources:
     def config(self) -> Config:
         """The config with mirrors in place of URLs. Raises RemoteError where a store does not show what they name."""
         return sources.localized(self._config)
+
+    @property
+    def manifests(self) -> Sequence[str]:
+        """The entries of `source.manifest`."""
+        return self._config.source.manifests
 
     @cached_property
     def listed(self) -> StoredSources:
@@ -407,8 +414,25 @@ def compare_sources(
     try:
         return _compared(shown, stored, memo, may_hash=may_hash)
     except (RemoteDeniedError, RemoteMissingError) as err:
+        if names := _of_other_names(shown.manifests, stored.where(stored.numbers("listed"))):
+            return "other", names
         logger.warning("%s; the cache is not compared with its sources", err)
         return "absent", []
+
+
+def _of_other_names(entries: Sequence[str], own: StoredSources) -> list[str]:
+    """Returns by which files entries, which are gone, cannot mean those of a cache: of another name, more or fewer."""
+    files = Counter(source.entry for source in own)
+
+    def is_other(source: StoredSource) -> bool:
+        if source.entry >= len(entries):
+            return True
+        path, name = PurePath(entries[source.entry]), PurePath(source.name)
+        is_file = files[source.entry] == 1 and path.suffix == name.suffix != ""
+        return is_file and path.name != name.name and not glob.has_magic(str(path))
+
+    more = [PurePath(e).name for i, e in enumerate(entries) if i not in files and not glob.has_magic(e)]
+    return [source.name for source in own if is_other(source)] + more
 
 
 def _compared(
@@ -418,9 +442,11 @@ def _compared(
     if len(listed) and not are_named_alike(listed, own):
         there, known = ({(source.entry, source.name) for source in each} for each in (listed, own))
         return "changed", sorted({name for _, name in there ^ known} or {name for _, name in there})
-    if not len(listed) and (found := [s.name for s in own if _file_of(config, s)]):
-        # The cache's manifest is there and the config's is not: it names another one.
-        return "changed", found
+    if not len(listed):
+        # The cache's manifest is there and the config's is not: it names another one. Or both are gone, of two names.
+        found = [s.name for s in own if _file_of(config, s)] or _of_other_names(shown.manifests, own)
+        if found:
+            return "other", found
     # A file that was not there when the cache was built is missed by nobody.
     asked = stored.where(stored.is_hashed | (stored.numbers("size_bytes") < 0))
     paths = stored_paths(config, asked)

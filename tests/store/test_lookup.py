@@ -212,6 +212,30 @@ def test_absent_raw_data_lets_the_newest_cache_serve(config: Config, tmp_path: P
     assert found.found.folder == second
 
 
+def test_absent_manifests_of_one_folder_never_serve_for_each_other(tmp_path: Path, settled: None) -> None:
+    raw_data(tmp_path / "data", num_tars=3)
+    test, train, spread = (
+        config_of(tmp_path, source={"manifest": manifest})
+        for manifest in ("data/00000.tar", "data/00001.tar", ["data/00001.tar", "data/00002.tar"])
+    )
+    (of_test, of_train) = build(test), build(train, seed=1)
+    shutil.rmtree(tmp_path / "data")
+    assert [require(config, find(config)).folder for config in (test, train)] == [of_test, of_train]
+    assert find(spread).state == "changed"
+    third = find(config_of(tmp_path, source={"manifest": "data/00003.tar"}))
+    assert (third.found, third.state) == (None, "changed")
+
+
+def test_of_absent_folders_the_cache_of_the_configs_name_serves(tmp_path: Path, settled: None) -> None:
+    folders = {}
+    for seed, name in enumerate(("test", "train")):
+        raw_data(tmp_path / name, num_tars=seed + 1)
+        config = replace(config_of(tmp_path, source={"manifest": name}), name=name)
+        folders[build(config, seed=seed)] = config
+        shutil.rmtree(tmp_path / name)
+    assert [require(config, find(config)).folder for config in folders.values()] == [*folders]
+
+
 def test_of_two_caches_of_a_recipe_the_one_of_these_sources_is_found(
     config: Config, tmp_path: Path, settled: None
 ) -> None:
