@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -69,8 +70,13 @@ def joined_pair(chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[
     """
     place = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))))
     rest = [*chosen[place:], *rejected[place:]]
-    if not place or place in (len(chosen), len(rejected)):
-        raise _bad("has conversations of which none, or all of one, is the other's too")
+    if place == len(chosen) == len(rejected):
+        raise _bad("has equal answers")
+    if place in (len(chosen), len(rejected)):
+        raise _bad("has a conversation that is the beginning of the other one")
+    if not place:
+        one, other = (json.dumps(dict(each[0]), ensure_ascii=False)[:120] for each in (chosen, rejected))
+        raise _bad(f"has conversations that begin with other questions or items: {one} and {other}")
     if any(message["role"] not in ("assistant", "tool") for message in (chosen[place], rejected[place])):
         raise _bad("has answers to different questions")
     if any(part["type"] in NOUNS_OF_PARTS for message in rest for part in message["content"]):
