@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from forebay.store.layout import Array
@@ -65,26 +64,29 @@ class Undecoded(tuple[Array, ...]):
     def __new__(cls, rows: Iterable[Any], decoded: Callable[[Any], Array]) -> Self:
         """decoded: makes of what is stored of an item its array."""
         made = super().__new__(cls, rows)
-        made.decoded = decoded
+        made.decoded, made.made = decoded, None
         return made
 
     decoded: Callable[[Any], Array]
+    made: tuple[Array, ...] | None
 
-    @cached_property
     def _arrays(self) -> tuple[Array, ...]:
-        return tuple(map(self.decoded, super().__iter__()))
+        # No cached_property: before Python 3.12 all of them take turns at one lock.
+        if self.made is None:
+            self.made = tuple(map(self.decoded, super().__iter__()))
+        return self.made
 
     def __iter__(self) -> Iterator[Array]:
-        return iter(self._arrays)
+        return iter(self._arrays())
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return Undecoded(super().__getitem__(place), self.decoded)
-        return self._arrays[place]
+        return self._arrays()[place]
 
     def __add__(self, other: Any) -> Any:
         rows = (*super().__iter__(), *super(Undecoded, other).__iter__()) if isinstance(other, Undecoded) else None
         return (*self, *other) if rows is None else Undecoded(rows, self.decoded)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (self._arrays,)
+        return tuple, (self._arrays(),)
