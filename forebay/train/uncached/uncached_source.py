@@ -264,7 +264,7 @@ class Substitutes:
     """Counts bad samples in `rejected`, each once; threads may share it."""
 
     def __init__(self, config: Config, rejected: Rejected, sample_id: Callable[[int], str]) -> None:
-        """rejected: of the listing. sample_id: of a row. Raises BuildError where a build would not allow so many bad."""
+        """rejected: of the listing. sample_id: of a row. Raises BuildError where a build would not allow so many."""
         self._config, self.rejected, self._sample_id = config, rejected, sample_id
         self._known: set[int] = set()
         self._lock = threading.Lock()
