@@ -67,7 +67,7 @@ def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
 
 
 _STOPS_WITHIN_S = 1.5
-_INTERRUPTED = "interrupted; what was finished is kept, run the command again to go on"
+_INTERRUPTED = "interrupted; what was finished is kept, run the command again to go on (forebay train: with --resume)"
 _ABOUT = """From recordings, texts and images to a cache once, and from a cache to batches many times.
 A folder of data becomes a config by `forebay init DATA`; what a command takes: forebay COMMAND --help"""
 _CODES = """exit codes: 0 done, 1 failed, 2 bad config or usage, 3 no cache under `require`, 130 interrupted, 141 nobody

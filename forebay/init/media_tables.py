@@ -45,6 +45,7 @@ from forebay.init.table_head import (
 )
 from forebay.rows.list_rows import check_pieces
 from forebay.rows.meanings.chat_fields import IMAGES as IMAGE_FIELDS
+from forebay.rows.meanings.chat_fields import MESSAGES
 from forebay.rows.reader import DURATIONS, IMAGE_EXTENSIONS
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.segments import ENDS, STARTS
@@ -134,6 +135,12 @@ def tables_of(
 def _of_no_use(tables: Tables) -> str:
     """Says what a table has in the place of paths: the value that was tried, and where it was looked for."""
     table = tables.first
+    items = (items for row in table.rows for items in (images_of_row(row), videos_of_row(row), clips_of_row(row)))
+    if {*MESSAGES} & {*table.names} and not any(items):
+        return (
+            f"{tables.label} has conversations that name no image, clip or video; such rows stand beside others in "
+            "source.manifest: run forebay init on a table of those, and list both"
+        )
     seen = [(name, value) for name in table.names for value in written_paths(table, name)[:1]]
     name, value = next(((n, v) for n, v in seen if extension_of(v) in _MEDIA), seen[0] if seen else ("", ""))
     tried = (

@@ -118,7 +118,7 @@ def _settled(paths: list[Path], chooser: Chooser) -> Candidate:
     if found.meaning.may_miss and not found.has_text and "kind" not in chooser.given:
         unread = [*found.unread, *(_unread_texts(tree, found) if tree is not None else [])]
         _refuse_unread(paths[0], unread, found, problems)
-    if not found.has_text:
+    if not found.has_text or tree is None:  # a file that was named is never left out without a word
         found.notes += [f"{problem}." for problem in problems[:_MOST_PROBLEMS]]
     return found
 

@@ -199,8 +199,11 @@ def _delimited(path: Path, delimiters: str) -> TableHead:
     names, *rest = _records(lines, delimiter)
     rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == len(names))
     read = sum(len(line.encode("utf-8", "surrogateescape")) + 1 for line in lines[1:])
-    num_rows, is_exact = _count(path, size, read / max(1, len(rest)))
-    return TableHead(path, "csv", tuple(names), rows, max(0, num_rows - 1), is_exact=is_exact, delimiter=delimiter)
+    num_lines, is_exact = _count(path, size, read / max(1, len(rest)))
+    # A quoted value may hold line ends, and lines may be blank.
+    num_rows = len(rest) if num_lines == len(lines) else max(0, num_lines - 1)
+    is_exact &= num_lines == len(lines) or len(rest) == len(lines) - 1
+    return TableHead(path, "csv", tuple(names), rows, num_rows, is_exact=is_exact, delimiter=delimiter)
 
 
 def _records(lines: list[str], delimiter: str) -> list[list[str]]:

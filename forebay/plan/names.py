@@ -138,8 +138,8 @@ def why_differ(stored: Any, wanted: str, *, tail: str | None = None) -> str:
         for change, start in zip(_CHANGES, starts, strict=True)
         if stored[start : start + _PART] != wanted[start : start + _PART]
     ]
-    # Nothing in common: a key of another making, or of other data altogether.
-    is_partial = 0 < len(changes) < len(_CHANGES)
+    # Nothing in common: a key of another making, or of other data altogether. Shares of a mixture follow from samples.
+    is_partial = 0 < len(changes) < len(_CHANGES) and not {_CHANGES[0], _CHANGES[2]} <= {*changes}
     if tail == "split" and changes == [_CHANGES[0]]:
         return f"{_CHANGES[0]}; {_WAS_SHORT}"
     return changes[0] if is_partial else f"the data, the [plan] section or a mixture changed since: {_EARLIER}"

@@ -173,6 +173,7 @@ class BuildReport(CommandReport):
             if self.codecs:
                 yield f"{self.codecs[0].images_tried} images stored and read under each codec:"
                 yield from (f"  {cost.line()}" for cost in self.codecs)
+            yield from self._left_out()
             return
         if not self.sealed:
             made = f"{self.shards_written} shards made, {self.shards_kept} were there"

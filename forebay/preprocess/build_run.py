@@ -116,7 +116,8 @@ class Run:
             require_promise(self.config.path, stored_constants, self.constants.groups, where=f"in {standing.place}")
 
     def dry(self, standing: Sealed | None) -> BuildReport:
-        """The work that `run` would do, and how large the cache would be."""
+        """The work that `run` would do, and the size of the cache; raises BuildError where `run` stops at once."""
+        self._check_failures(len(self.failures))
         donors = self._donors()
         mine = self._mine()
         named, missing = self._named(mine), []
@@ -131,6 +132,7 @@ class Run:
         target = self._target(standing)
         codecs = codec_costs(self.config, self.listing, self._made_by) if self.runner is self.pool else ()
         tried = {"estimated_bytes": size, "models": costs, "codecs": codecs}
+        tried |= {str(kind): counts for kind, counts in self.listing.manifest.counts().items()}
         report = self._report(target, num_samples=len(self.listing.rows), sealed=False, **tried)
         return self._to_be(report, target)
 

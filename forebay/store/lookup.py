@@ -111,7 +111,7 @@ class Lookup:
     differs: list[dict[str, Any]] = field(default_factory=list)
 
 
-_RANK: dict[SourceState, int] = {"unknown": 0, "changed": 1, "absent": 2, "same": 3}
+_RANK: dict[SourceState, int] = {"unknown": 0, "changed": 1, "absent": 2, "other": 3, "same": 4}
 """What is said of several misses: an absent source serves only where no other cache shows that the data changed."""
 
 
@@ -291,10 +291,13 @@ class _Search:
             nearest = _nearest(self.config, self.recipe, self.seen)
             differs = differences(self.recipe.document, nearest.metadata["recipe"]) if nearest else []
             return Lookup(recipe=self.recipe, nearest=nearest, differs=differs)
-        state, cache = min(self.misses, key=lambda miss: _RANK[miss[0]])
+        # Sets of one recipe share a root, training and test data say: what has the config's name is meant first.
+        name = self.config.name
+        state, cache = min(self.misses, key=lambda miss: (_RANK[miss[0]], miss[1].metadata["name"] != name))
         if state == "absent":
             return Lookup(recipe=self.recipe, found=cache, state=state)
         differs = [{"field": "sources", "wanted": "not hashed", "stored": cache.key[:SHORT]}]
+        state = "changed" if state == "other" else state
         if state == "changed" and (found := _readable(self.config, cache)) is not None:
             names = self._compared(*found)[1]
             differs = source_differences(self.config, found[1], names, self.memo)
@@ -306,6 +309,7 @@ def not_found_message(config: Config, lookup: Lookup) -> str:
     text = f"no cache for recipe {lookup.recipe.key[:SHORT]} in {config.remote_root or config.cache_root}"
     if lookup.nearest is not None:
         fields = "; ".join(difference(config, row) for row in lookup.differs[:4])
+        fields += f"; and {len(lookup.differs) - 4} more" if len(lookup.differs) > 4 else ""
         text += f"; nearest is {lookup.nearest.name}" + (f", {fields}" if fields else "")
     return f"{text}; run: forebay preprocess {config.path}"
 

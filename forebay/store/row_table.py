@@ -228,7 +228,9 @@ class AllSamples:
         rate_hz = None if constants is None else rate_of(self.shards.folder, constants, lengths)
         made = row_columns(self._columns(), lengths, rate_hz=rate_hz)
         texts = [name for name, field in self.fields.items() if field.dtype == "str"]
-        made |= {field.name: partial(self._listed, field, items) for field, items in listed.items()}
+        # A length counts all items of a sample, as num_audio_samples does its clips; it is no number of one of them.
+        of_items = {field: items for field, items in listed.items() if field.name not in lengths}
+        made |= {field.name: partial(self._listed, field, items) for field, items in of_items.items()}
         return made | {name: partial(self._texts, name, made[name]) for name in texts}
 
     def _listed(self, field: FieldSpec, items: Callable[[], ListedItems]) -> pa.Array:

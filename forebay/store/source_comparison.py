@@ -13,12 +13,14 @@ compared with all of its sources. So a wrong entry costs time and is no wrong ca
 
 from __future__ import annotations
 
+import glob
 import itertools
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import numpy as np
@@ -45,7 +47,8 @@ from forebay.store.source_files import (
 )
 
 logger = logging.getLogger(__name__)
-SourceState = Literal["same", "changed", "absent", "unknown"]
+SourceState = Literal["same", "changed", "absent", "other", "unknown"]
+"""`other`: the config names other files, which are not here."""
 
 
 class ShownSources:
@@ -63,6 +66,11 @@ class ShownSources:
     def config(self) -> Config:
         """The config with mirrors in place of URLs. Raises RemoteError where a store does not show what they name."""
         return sources.localized(self._config)
+
+    @property
+    def manifests(self) -> Sequence[str]:
+        """The entries of `source.manifest`."""
+        return self._config.source.manifests
 
     @cached_property
     def listed(self) -> StoredSources:
@@ -97,8 +105,25 @@ def compare_sources(
     try:
         return _compared(shown, stored, memo, may_hash=may_hash)
     except (RemoteDeniedError, RemoteMissingError) as err:
+        if names := _of_other_names(shown.manifests, stored.where(stored.numbers("listed"))):
+            return "other", names
         logger.warning("%s; the cache is not compared with its sources", err)
         return "absent", []
+
+
+def _of_other_names(entries: Sequence[str], own: StoredSources) -> list[str]:
+    """Returns by which files entries, which are gone, cannot mean those of a cache: of another name, more or fewer."""
+    files = Counter(source.entry for source in own)
+
+    def is_other(source: StoredSource) -> bool:
+        if source.entry >= len(entries):
+            return True
+        path, name = PurePath(entries[source.entry]), PurePath(source.name)
+        is_file = files[source.entry] == 1 and path.suffix == name.suffix != ""
+        return is_file and path.name != name.name and not glob.has_magic(str(path))
+
+    more = [PurePath(e).name for i, e in enumerate(entries) if i not in files and not glob.has_magic(e)]
+    return [source.name for source in own if is_other(source)] + more
 
 
 def _compared(
@@ -108,9 +133,11 @@ def _compared(
     if len(listed) and not are_named_alike(listed, own):
         there, known = ({(source.entry, source.name) for source in each} for each in (listed, own))
         return "changed", sorted({name for _, name in there ^ known} or {name for _, name in there})
-    if not len(listed) and (found := [s.name for s in own if _file_of(config, s)]):
-        # The cache's manifest is there and the config's is not: it names another one.
-        return "changed", found
+    if not len(listed):
+        # The cache's manifest is there and the config's is not: it names another one. Or both are gone, of two names.
+        found = [s.name for s in own if _file_of(config, s)] or _of_other_names(shown.manifests, own)
+        if found:
+            return "other", found
     # A file that was not there when the cache was built is missed by nobody.
     asked = stored.where(stored.is_hashed | (stored.numbers("size_bytes") < 0))
     paths = stored_paths(config, asked)
@@ -154,18 +181,24 @@ def stored_paths(config: Config, stored: StoredSources) -> list[str]:
 def source_differences(
     config: Config, stored: Sequence[StoredSource], names: Sequence[str], memo: Memo
 ) -> list[dict[str, Any]]:
-    """Returns how the sources of these names differ, as `{"field", "wanted", "stored"}`: hashes, or else sizes."""
-    by_name = {source.name: source for source in stored}
-    return [_source_difference(config, by_name.get(name), name, memo) for name in names]
+    """Returns how the sources of these names differ, as `{"field", "wanted", "stored"}`: hashes, or else sizes.
 
-
-def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:
+    One row says it where the same files stand in another order.
+    """
     config = sources.localized(config)
-    if stored is None:
-        listed = listed_files(config.source, meaning=config.meaning)
-        path = next((f.path for f in listed if f.name == name and sources.is_file(f.path)), None)
-    else:
-        path = _file_of(config, stored)
+    by_name = {source.name: source for source in stored}
+    # A folder may have gained thousands of files, so it is listed once; of two of a name the first one counts.
+    listed = {file.name: file.path for file in reversed(listed_files(config.source, meaning=config.meaning))}
+    rows = [_source_difference(config, by_name.get(name), name, listed.get(name), memo) for name in names]
+    differ = [row for row in rows if row["wanted"] != row["stored"]]
+    return differ or [{"field": "source.manifest", "wanted": "its files in this order", "stored": "another order"}]
+
+
+def _source_difference(
+    config: Config, stored: StoredSource | None, name: str, listed: Path | None, memo: Memo
+) -> dict[str, Any]:
+    path = _file_of(config, stored) if stored is not None and not stored.listed else listed
+    path = path if path is not None and sources.is_file(path) else None
     wanted = None if path is None else memo.known(path)
     kept = stored and stored.xxh3_128
     if path is not None and wanted is None:

@@ -397,7 +397,10 @@ def _say(config: Config, lookup: Lookup) -> None:
     if lookup.found is None:
         return
     if lookup.state == "absent":
-        logger.warning("using %s unchecked: its raw data is not here to be compared", lookup.found.place)
+        built, here = lookup.found.metadata["name"], config.name
+        other = f"; it was built as name = {built!r}, the config has {here!r}: loader.cache_dir names another cache"
+        more = other if built != here else ""
+        logger.warning("using %s unchecked: its raw data is not here to be compared%s", lookup.found.place, more)
     else:
         logger.info("using %s", lookup.found.place)
     if config.remote_root is not None and lookup.found.url is None and not config.loader.cache_dir:

@@ -298,3 +298,15 @@ def test_many_json_files_that_are_not_looked_into_are_said(tmp_path: Path) -> No
         (tmp_path / f"{number}.json").write_text('[{"audio_filepath": "a.flac", "text": "t"}]')
     with pytest.raises(ConfigError, match=r"25 \.json files, more than 24, were not looked into: name those that are"):
         one(tmp_path)
+
+
+def test_a_named_table_of_words_alone_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]}
+    (tmp_path / "words.jsonl").write_text(json.dumps({"id": "a", **row}) + "\n")
+    photo = str(DEMO / "vision" / "photos" / "bird.jpg")
+    (tmp_path / "shown.jsonl").write_text(json.dumps({**row, "images": [photo]}) + "\n")
+    said = "words.jsonl has conversations that name no image, clip or video"
+    with pytest.raises(ConfigError, match=said):
+        recognise([str(tmp_path / "words.jsonl")], Chooser({}))
+    (found,) = recognise([str(tmp_path / name) for name in ("shown.jsonl", "words.jsonl")], Chooser({}))
+    assert (found.count, [note.startswith(said) for note in found.notes]) == (1, [True])

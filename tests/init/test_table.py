@@ -27,6 +27,14 @@ def test_columns_of_a_csv(delimiter: str, suffix: str, tmp_path: Path) -> None:
     assert [row["text"] for row in table.rows] == ["one, two", "three"]
 
 
+def test_line_ends_in_quotes_and_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('path,text\n"a\nb.wav",one\n\nb.wav,two\n')
+    assert (read_table(path).num_rows, read_table(path).is_exact) == (2, True)
+    path.write_text("path,text\n" + '"a\nb.wav",one\n' * 10_000)
+    assert not read_table(path).is_exact
+
+
 def test_quotation_marks_of_a_tsv_are_text(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text('path\tsentence\na.mp3\t"Well, he said\nb.mp3\t"yes" she said\n')

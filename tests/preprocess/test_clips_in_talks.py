@@ -53,6 +53,14 @@ def test_a_batch_and_its_loss_are_the_processor_s_own(family: str, talks_of: Cal
     assert {talks.writer.processor.tokenizer.decode(row) for row in learnt} >= {"No.<|im_end|>", "A cat.<|im_end|>"}
 
 
+def test_the_row_table_counts_all_clips_of_a_sample(talks_of: Callable[[str], Talks]) -> None:
+    cache, _ = built(talks_of("qwen2_audio").config())
+    rows = {each["sample_id"]: each for each in cache.samples.to_pylist()}
+    counts = {name: rows[name]["num_audio_samples"] for name in ("none", "one", "several")}
+    assert counts == {"none": 0, "one": 19_200, "several": 11_696 + 30_400 + 19_200}
+    assert cache.samples["num_audio_samples"].to_pylist() == cache.lengths["num_audio_samples"].tolist()
+
+
 def _ids(cache: Cache) -> list[str]:
     found: list[str] = cache.samples["sample_id"].to_pylist()
     return found

@@ -203,6 +203,17 @@ def test_a_dry_run_writes_no_shard_and_says_what_would_be_done(corpus: Corpus) -
     assert report.key == made.key
 
 
+def test_a_dry_run_says_what_its_listing_leaves_out(corpus: Corpus) -> None:
+    corpus.rows.append({**corpus.rows[-1], "tar_member_name": "gone.flac", "sample_id": "gone"})
+    corpus.write_manifest()
+    with pytest.raises(BuildError, match=r"(?s)1 of 18 samples are bad.*gone: missing_member"):
+        make(corpus.config(), dry_run=True)
+    given = ('source.exclude=["a1"]', "run.max_failed_share=0.2")
+    dry, made = make(corpus.config(*given), dry_run=True), make(corpus.config(*given))
+    assert (dry.num_samples, dry.excluded, dry.failed) == (made.num_samples, made.excluded, made.failed)
+    assert list(dry.lines())[1:] == ["excluded: excluded_by_id 1", "failed: missing_member 1"]
+
+
 @pytest.mark.parametrize("damage", ["truncate", "remove", "flip"])
 def test_a_damaged_shard_alone_is_made_again(corpus: Corpus, damage: str) -> None:
     first = make(corpus.config())

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from forebay.steps import table as tables
 from forebay.steps.recipe import recipe_of
 from forebay.store import lookup as lookup_module
 from forebay.store import memo as memo_module
+from forebay.store import source_files
 from forebay.store.cache import open_cache
 from forebay.store.files import hash_file, hash_opened
 from forebay.store.key import ABSENT, SourceDigest, cache_key, differences, folder_name
@@ -210,6 +212,30 @@ def test_absent_raw_data_lets_the_newest_cache_serve(config: Config, tmp_path: P
     assert found.found.folder == second
 
 
+def test_absent_manifests_of_one_folder_never_serve_for_each_other(tmp_path: Path, settled: None) -> None:
+    raw_data(tmp_path / "data", num_tars=3)
+    test, train, spread = (
+        config_of(tmp_path, source={"manifest": manifest})
+        for manifest in ("data/00000.tar", "data/00001.tar", ["data/00001.tar", "data/00002.tar"])
+    )
+    (of_test, of_train) = build(test), build(train, seed=1)
+    shutil.rmtree(tmp_path / "data")
+    assert [require(config, find(config)).folder for config in (test, train)] == [of_test, of_train]
+    assert find(spread).state == "changed"
+    third = find(config_of(tmp_path, source={"manifest": "data/00003.tar"}))
+    assert (third.found, third.state) == (None, "changed")
+
+
+def test_of_absent_folders_the_cache_of_the_configs_name_serves(tmp_path: Path, settled: None) -> None:
+    folders = {}
+    for seed, name in enumerate(("test", "train")):
+        raw_data(tmp_path / name, num_tars=seed + 1)
+        config = replace(config_of(tmp_path, source={"manifest": name}), name=name)
+        folders[build(config, seed=seed)] = config
+        shutil.rmtree(tmp_path / name)
+    assert [require(config, find(config)).folder for config in folders.values()] == [*folders]
+
+
 def test_of_two_caches_of_a_recipe_the_one_of_these_sources_is_found(
     config: Config, tmp_path: Path, settled: None
 ) -> None:
@@ -242,6 +268,28 @@ def test_another_listing_misses_and_hashes_nothing(
     assert (found.found, found.state) == (None, "changed")
     assert field in [difference["field"] for difference in found.differs]
     assert not_found_message(config, found).endswith(f"run: forebay preprocess {config.path}")
+
+
+def test_a_folder_that_gained_many_files_is_listed_a_few_times(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(config)
+    raw_data(Path(config.source.manifests[0]), num_tars=40)
+    listings = Mock(side_effect=source_files.entry_files)
+    monkeypatch.setattr(source_files, "entry_files", listings)
+    found = find(config)
+    assert [row["field"] for row in found.differs] == [f"sources.{number:05d}.tar" for number in range(2, 40)]
+    assert "00005.tar differs ('5 bytes' wanted, None stored); and 34 more; run: " in not_found_message(config, found)
+    assert listings.call_count < 4
+
+
+def test_another_manifest_of_one_folder_is_told_by_its_own_files(tmp_path: Path) -> None:
+    raw_data(tmp_path / "data", num_tars=3)
+    zero, one, two = (f"data/{number:05d}.tar" for number in range(3))
+    build(config_of(tmp_path, source={"manifest": [zero, one, two]}))
+    found = find(config_of(tmp_path, source={"manifest": two}))
+    assert [row["field"] for row in found.differs] == ["sources.00000.tar", "sources.00001.tar"]
+    assert [row["wanted"] for row in found.differs] == [None, None]  # the files are there, and not asked for
+    (order,) = find(config_of(tmp_path, source={"manifest": [two, one, zero]})).differs
+    assert order == {"field": "source.manifest", "wanted": "its files in this order", "stored": "another order"}
 
 
 def test_the_order_of_manifests_is_in_the_key(config: Config, tmp_path: Path) -> None:

@@ -206,6 +206,20 @@ def test_rows_of_two_answers(row: dict[str, Any], reason: str | None) -> None:
     assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "q", "chosen": "a", "rejected": "a"}, "the pair has equal answers"),
+        ({"prompt": [ASKED], "chosen": [SAID], "rejected": [SAID, ASKED, SAID]}, "is the beginning of the other"),
+        ({"chosen": [ASKED, SAID], "rejected": [{**ASKED, "content": "z"}, SAID]}, r'other questions.*What is it.*"z"'),
+        ({"question": "q", "answer": "a", "rejected_images": ["b.jpg"]}, "rejected_images.*of a rejected answer alone"),
+    ],
+)
+def test_pairs_that_are_none_are_told_apart(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(TextError, match=said):
+        canonical(row, {"image": []})
+
+
 def test_where_pairs_have_no_place_they_are_refused_by_name(tmp_path: Path) -> None:
     rows = [{"image": "0.jpg", "prompt": [ASKED], "chosen": [SAID], "rejected": [OTHER]}]
     single = {"image": "0.jpg", "messages": [ASKED, SAID]}

@@ -231,6 +231,12 @@ def test_other_data_of_the_same_lengths_is_refused(corpus: Listed, tmp_path: Pat
         make_loader(other.config(OFF)).load_state_dict(make_loader(corpus.config(OFF)).state_dict())
 
 
+def test_other_samples_of_a_mixture_are_not_taken_for_another_setting() -> None:
+    """Shares of tokens follow from the samples, so the first part of a state key differs too."""
+    assert why_differ("a" * 64, "b" * 16 + "a" * 16 + "b" * 16 + "a" * 16).startswith("the data, the [plan] section or")
+    assert why_differ("a" * 64, "b" * 16 + "a" * 48).startswith("the settings of [plan] or a mixture changed since")
+
+
 def test_keys_with_nothing_in_common_say_nothing_more() -> None:
     for stored in (None, 3, "f" * 64, "f" * 20):
         assert why_differ(stored, "0" * 64).startswith("the data, the [plan] section or a mixture changed since")

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import xxhash
 
 from forebay.inspect.checks.limits import BY_NAME, Limits, Severity, misfits
-from forebay.inspect.checks.measured import Finding, ImageFacts, Measured
-from forebay.inspect.checks.text_letters import signed
+from forebay.inspect.checks.measured import Finding, Measured
+from forebay.inspect.checks.text_letters import LISTED, listed_hashes
 from forebay.preprocess.group import EXCLUDING
 from forebay.steps.text.script import scripts_of
 from forebay.store.layout import Array, Ints
@@ -311,27 +310,17 @@ def contents(found: Measured, limits: Limits) -> dict[str, Ints]:
     Silent clips are left out: all of one length are the same, and are told of as silent.
     """
     kinds = [name for name in found.content if name in _OF_SOUND or name.startswith("stored")]
-    if found.images is not None:
-        names = [*kinds[-1:], *(["text"] if found.classes is None else [])]
+    images, listed = found.images, [name for name in found.content if name.startswith(LISTED)]
+    if images is not None or listed:
+        names = [*kinds[-1:], *(["text"] if found.classes is None else []), *listed]
         said = sum((found.content[name] for name in names), np.zeros(len(found), np.int64))
-        return {"image" if not names else "conversation": _conversations(said, found.images)}
+        shown = 0 if images is None else listed_hashes(images.hashes, images.starts, images.flat)
+        return {"conversation" if names else "image": said + shown}
     kinds = kinds if any(found.content[name].any() for name in kinds) else ["text"]
     usable = found.usable()
     if kinds != ["text"] and "loudest_dbfs" in found.facts:
         usable &= ~(found.facts["loudest_dbfs"] < limits.quiet_dbfs)
     return {name: np.where(usable, found.content.get(name, 0), 0) for name in kinds}
-
-
-def _conversations(texts: Ints, images: ImageFacts) -> Ints:
-    """Returns a hash of what is said and of the images that it is about."""
-    of_images = [bytes.fromhex(name) for name in images.hashes]
-    made = []
-    for row, text in enumerate(texts.tolist()):
-        used = images.flat[images.starts[row] : images.starts[row + 1]].tolist()
-        made.append(
-            signed(xxhash.xxh3_64_intdigest(b"".join(of_images[image] for image in used), text & (1 << 64) - 1))
-        )
-    return np.array(made, np.int64)
 
 
 def duplicates(found: Measured, limits: Limits) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ from forebay.inspect.checks.measured import (
     measured_sound,
     overlap_s,
 )
-from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of, signed
+from forebay.inspect.checks.text_letters import LISTED, classes_in, kind_of, listed_hashes, said_of, signed
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.decode import decode_audio
 from forebay.preprocess.group import Coder, Cut, ItemGroup, Items, Read
@@ -374,8 +374,16 @@ def _of_images(listing: Listing, group: ItemGroup, found: MeasuredColumns) -> _K
     return _Known(fields={"images": images})
 
 
+def _of_listed_clips(listing: Listing, group: ItemGroup, _: MeasuredColumns) -> _Known:
+    items = listing.items[group.name]
+    starts = np.zeros(1, np.int64) if items.offsets is None else items.offsets
+    hashes = listed_hashes(items.table["hash"].to_pylist(), starts, items.places)
+    return _Known(content={f"{LISTED} {group.name}": hashes})
+
+
 _KNOWN: Mapping[tuple[Group, bool], Callable[[Listing, Any, MeasuredColumns], _Known]] = {
     ("audio", False): _of_clips,
+    ("audio", True): _of_listed_clips,
     ("image", True): _of_images,
 }
 """The facts of samples by the items of a group."""

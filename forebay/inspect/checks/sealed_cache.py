@@ -30,7 +30,7 @@ from forebay.inspect.checks.measured import (
     overlap_s,
 )
 from forebay.inspect.checks.raw_data import coded, sound_hash
-from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of
+from forebay.inspect.checks.text_letters import LISTED, classes_in, kind_of, listed_hashes, said_of
 from forebay.inspect.listed_groups import names_items
 from forebay.rows.manifest import reduced
 from forebay.steps.form import BatchForm
@@ -117,7 +117,9 @@ def measure_cache(
         facts={key: column for columns in own for key, column in columns.facts.items()}
         | _seconds(cache, count)
         | _overlaps(cache, count),
-        content={key: column for columns in own for key, column in columns.content.items()} | _hashes(cache, count),
+        content={key: column for columns in own for key, column in columns.content.items()}
+        | _hashes(cache, count)
+        | _hashes_of_clips(cache, count),
         refused=_refused(cache),
         images=images,
         classes=classes,
@@ -337,6 +339,14 @@ def _hashes(cache: Cache, count: int) -> dict[str, Ints]:
             hashes[samples] = shard.hashes[rows]
             shard.drop_pages()
     return found
+
+
+def _hashes_of_clips(cache: Cache, count: int) -> dict[str, Ints]:
+    """Returns the hashes of the clips that each conversation lists, if conversations have clips."""
+    if "audio" not in cache.listed:
+        return {}
+    used = _Listed.of(cache, "audio", count)
+    return {f"{LISTED} audio": listed_hashes(used.hashes, used.starts, used.flat)}
 
 
 def _refused(cache: Cache) -> list[Refused]:

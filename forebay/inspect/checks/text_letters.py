@@ -18,6 +18,7 @@ from forebay.inspect.checks.measured import MeasuredPart
 from forebay.steps.table import STEPS
 from forebay.steps.text.line import digit_share
 from forebay.steps.text.script import letters_of, script_of, scripts_of
+from forebay.store.layout import Ints
 
 _TOGETHER = (frozenset({"han", "kana"}), frozenset({"han", "hangul"}), frozenset({"han", "bopomofo"}))
 """Scripts that one text is written in."""
@@ -148,6 +149,22 @@ def _hash(text: str) -> int:
 def signed(number: int) -> int:
     """Returns an unsigned 64-bit number as int64 holds it."""
     return number - (1 << 64) if number >= 1 << 63 else number
+
+
+LISTED = "listed"
+"""How the name of a hash begins that is of items of other groups than images, which a conversation lists."""
+
+
+def listed_hashes(hashes: Sequence[str], starts: Ints, flat: Ints) -> Ints:
+    """Returns a hash of the items of each sample, int64 [samples]; 0 where it has none.
+
+    hashes: of the items, in hex. starts, flat: those of sample i are `flat[starts[i] : starts[i + 1]]`.
+    """
+    of_items, made = [bytes.fromhex(name) for name in hashes], np.zeros(len(starts) - 1, np.int64)
+    for row in np.flatnonzero(np.diff(starts)).tolist():
+        used = flat[starts[row] : starts[row + 1]].tolist()
+        made[row] = signed(xxhash.xxh3_64_intdigest(b"".join(of_items[item] for item in used)))
+    return made
 
 
 def loops(words: list[str]) -> int:

@@ -40,7 +40,7 @@ WHAT = {
     STRETCH_OF_VIDEO: "a stretch of a video",
     AUDIO: "audio in a conversation over images",
     IMAGE: "images in a conversation over sound",
-    PREFERENCES: "answers to prefer or to reject",
+    PREFERENCES: "messages or images of a rejected answer alone",
     PARTLY_LEARNT: "which part of a message is learnt",
     PIXEL_LIMITS: "a size of one image, other than that of the processor",
 }

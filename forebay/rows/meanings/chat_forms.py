@@ -7,6 +7,7 @@ mean); and an answer to prefer beside one to reject: as two rows of one conversa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -252,8 +253,13 @@ def joined_pair(chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[
     """
     place = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))))
     rest = [*chosen[place:], *rejected[place:]]
-    if not place or place in (len(chosen), len(rejected)):
-        raise _bad_pair("has conversations of which none, or all of one, is the other's too")
+    if place == len(chosen) == len(rejected):
+        raise _bad_pair("has equal answers")
+    if place in (len(chosen), len(rejected)):
+        raise _bad_pair("has a conversation that is the beginning of the other one")
+    if not place:
+        one, other = (json.dumps(dict(each[0]), ensure_ascii=False)[:120] for each in (chosen, rejected))
+        raise _bad_pair(f"has conversations that begin with other questions or items: {one} and {other}")
     if any(message["role"] not in ("assistant", "tool") for message in (chosen[place], rejected[place])):
         raise _bad_pair("has answers to different questions")
     if any(part["type"] in NOUNS_OF_PARTS for message in rest for part in message["content"]):

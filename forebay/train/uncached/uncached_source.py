@@ -72,7 +72,7 @@ class UncachedSource(SampleSource):
                 f"no sample of {', '.join(config.source.manifests)} can be used ({found.rejected}); "
                 f"run: forebay preprocess {config.path}"
             )
-        self._substitutes = Substitutes(config, found.rejected)
+        self._substitutes = Substitutes(config, found.rejected, self.sample_id)
         self._listing = Listing(groups=self._groups, manifest=found.manifest, key="")
         self._rows, self._files, self._said = found.rows, self._listing.files, found.said
         self._names = self._files.all_names
@@ -263,9 +263,9 @@ def _files_of(rows: pa.Table) -> Array:
 class Substitutes:
     """Counts bad samples in `rejected`, each once; threads may share it."""
 
-    def __init__(self, config: Config, rejected: Rejected) -> None:
-        """rejected: of the listing. Raises BuildError where a build would not allow so many bad rows."""
-        self._config, self.rejected = config, rejected
+    def __init__(self, config: Config, rejected: Rejected, sample_id: Callable[[int], str]) -> None:
+        """rejected: of the listing. sample_id: of a row. Raises BuildError where a build would not allow so many."""
+        self._config, self.rejected, self._sample_id = config, rejected, sample_id
         self._known: set[int] = set()
         self._lock = threading.Lock()
         if rejected.failed or rejected.excluded:
@@ -295,7 +295,7 @@ class Substitutes:
             is_first = not self._known
             self._known.add(index)
             self.rejected.add(err.reason)
-        logger.warning("reading another sample instead, %s: %s", err.reason, err)
+        logger.warning("reading another sample instead of %s, %s: %s", self._sample_id(index), err.reason, err)
         self._check()
         if is_first:
             logger.warning(
