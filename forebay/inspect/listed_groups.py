@@ -283,7 +283,7 @@ class PatchGroup(ListedGroup):
 
     @property
     def stored_fields(self) -> list[str]:
-        return [FIELDS[self.stored.codec]]
+        return list(self.stored.names)
 
     @property
     def fields(self) -> list[str]:

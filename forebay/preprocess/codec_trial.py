@@ -20,7 +20,7 @@ from forebay.preprocess.group import ItemGroup, Values, narrow
 from forebay.preprocess.groups import Listing
 from forebay.preprocess.shard_task import ShardTask, reading
 from forebay.store.image.codec import Codec
-from forebay.store.layout import Array, Group
+from forebay.store.layout import Array, Group, is_variant
 
 CODECS: tuple[Codec, ...] = ("raw", "zstd", "webp", "source")
 TRIED = 64
@@ -39,10 +39,11 @@ def measured(group: ItemGroup, samples: Callable[[ItemGroup], Iterator[Values]])
 
 
 def read_again(group: ItemGroup, values: Values) -> tuple[int, float]:
-    """Returns the bytes of an item's fields, and the seconds in which values are made of them."""
+    """Returns the bytes of an item's fields, and the seconds in which values are made of one of its variants."""
     begun_s = time.perf_counter()
-    for value in group.joined({}, [values]).values():
-        _touch(value)
+    for name, value in group.joined({}, [values]).items():
+        if not is_variant(name):
+            _touch(value)
     size = sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
     return size, time.perf_counter() - begun_s
 

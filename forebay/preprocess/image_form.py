@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from forebay.errors import BuildError, SampleError
+from forebay.errors import BuildError, ConfigError, SampleError
 from forebay.preprocess.group import Values, without
 from forebay.preprocess.probe_inputs import probe_images
 from forebay.preprocess.video_form import OF_VIDEO, ShownVideos
@@ -41,7 +41,7 @@ from forebay.store.image.image_settings import ImageSettings, image_settings
 from forebay.store.image.stored_items import FEATURES as ARRAYS
 from forebay.store.image.stored_items import ArrayField, StoredArrays, shape_name
 from forebay.store.key import digest
-from forebay.store.layout import Array, FieldSpec
+from forebay.store.layout import Array, FieldSpec, variant_name
 from forebay.store.shard import Shard
 
 
@@ -103,16 +103,20 @@ class PatchForm:
             return {name: stored, "image_grid_thw": grid, SECONDS: seconds_of}
         assert isinstance(data, bytes)
         with span(FEATURES):
-            image = self._opened().make(data, sample_id=row["sample_id"], still=row.get("still"))
+            windows = self.step.windows.names if self.codec != "source" else ()
+            image = self._opened().make(data, sample_id=row["sample_id"], still=row.get("still"), windows=windows)
         if image.grid != (1, row["grid_h"], row["grid_w"]):
             raise SampleError(
                 "unreadable_image",
                 f"{row['sample_id']}: its header gives a grid of (1, {row['grid_h']}, {row['grid_w']}), "
                 f"its pixels one of {image.grid}; save the image again",
             )
-        name, stored = encode(self.codec, data=data, pixels=image.pixels, patches=image.patches)
+        parts, values = {"": (image.pixels, image.patches), **image.windows}, {}
+        for window, (pixels, patches) in parts.items():
+            name, stored = encode(self.codec, data=data, pixels=pixels, patches=patches)
+            values[variant_name(name, window)] = stored
         seconds = {SECONDS: np.zeros(1, np.float32)} if self.step.video else {}
-        return {name: stored, "image_grid_thw": np.array([image.grid], np.int32), **seconds}
+        return {**values, "image_grid_thw": np.array([image.grid], np.int32), **seconds}
 
     def lengths(self, shard: Shard) -> Array:
         """See `ItemGroup`; of `length_names` behind `num_images`."""
@@ -135,7 +139,12 @@ class PatchForm:
             "alpha": self.step.alpha,
             **({"more_images": list(self.step.more_images)} if self.step.more_images else {}),
             **(self.step.video.constants() if self.step.video else {}),
+            **(self._of_windows() if self.step.crops else {}),
         }
+
+    def _of_windows(self) -> dict[str, Any]:
+        windows = self.step.windows
+        return {"crops": [windows.count, windows.share], "variants": list(windows.names), "varied": [PATCHES]}
 
     def probed(self) -> Iterator[Mapping[str, Any]]:
         """Yields what is made of the built-in images, and what else decides values."""
@@ -159,7 +168,8 @@ class PatchForm:
     def raw_bytes(self, images: pa.Table) -> int:
         """Returns about what the values of images take."""
         copies = np.where(images["video"].is_valid(), self.settings.temporal_patch_size, 1) if self.step.video else 1
-        return int((self._num_patches(images) * copies).sum()) * self.settings.patch_bytes
+        parts = 1 + (self.step.crops if self.codec != "source" else 0)
+        return int((self._num_patches(images) * copies).sum()) * self.settings.patch_bytes * parts
 
     def stored(self) -> StoredImages:
         """Returns how a sample is made of them."""
@@ -170,6 +180,7 @@ class PatchForm:
             self.step.alpha,
             self.step.more_images,
             self.step.video is not None,
+            self.step.windows,
         )
 
     def _opened(self) -> PixelSteps:
@@ -358,7 +369,14 @@ def form_of(steps: ImageGroup, codec: Codec) -> PatchForm | ArrayForm:
     """Returns the form in which the steps of a recipe store images, by a codec."""
     match steps.step:
         case Patches() as step:
-            return PatchForm(step, steps.folder, codec, image_settings(Path(steps.folder)))
+            settings = image_settings(Path(steps.folder))
+            if step.crops and not settings.do_resize:
+                raise ConfigError(
+                    f"vision.crops is {step.crops}, and the processor of {steps.folder} resizes no image: a window "
+                    "would have another size than its image; leave crops out",
+                    code="FB107",
+                )
+            return PatchForm(step, steps.folder, codec, settings)
         case Processed() as processed:
             return ArrayForm(processed, codec)
     raise TypeError(f"{steps.step} stores no images")

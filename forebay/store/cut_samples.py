@@ -77,7 +77,7 @@ class CutPiece(NamedTuple):
         count, first, end = self.bounds(*kinds)
         head, own = values[:count], values[first:end]
         if isinstance(values, tuple):
-            return (*head, *own)
+            return head + own
         return np.concatenate((head, own)) if len(head) else own
 
 

@@ -70,6 +70,11 @@ def variant_name(field: str, variant: str) -> str:
     return f"{field}~{variant}" if variant else field
 
 
+def is_variant(field: str) -> bool:
+    """Whether a field is of a variant, and not of the plain one."""
+    return "~" in field
+
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 SIDES = ("_height", "_width")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from forebay.errors import CacheMismatchError, ForebayError
+from forebay.store.image.codec import FIELDS
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, TEXT, Array, Constants, FieldSpec, Group, Ints
 
@@ -145,15 +146,24 @@ class SourceUnion(SampleSource):
     those that all sources have alike, and the sample rate of those with audio.
     """
 
-    def __init__(self, sources: Sequence[SampleSource], names: Sequence[str], *, shares_batches: bool = True) -> None:
-        """names: of the sources, for messages. shares_batches: whether samples of two sources may stand in one batch.
+    def __init__(
+        self,
+        sources: Sequence[SampleSource],
+        names: Sequence[str],
+        *,
+        shares_batches: bool = True,
+        shares_variants: bool = True,
+    ) -> None:
+        """names: of the sources, for messages. shares_batches: whether samples of two sources may stand in one batch,
+        or are made into batches by one collator; then shares_variants: whether they may really.
 
         Raises CacheMismatchError, naming field and both sources, where they may and cannot; where each batch is of one
         source, for two tokenizers or sample rates alone: all batches go into one model, and one plan.
         """
         self.sources, self.names = list(sources), list(names)
         for (one, first), (two, other) in itertools.combinations(zip(self.names, self.sources, strict=True), 2):
-            _require_equal(first, other, names=(one, two), shares_batches=shares_batches)
+            shares = {"shares_batches": shares_batches, "shares_variants": shares_variants}
+            _require_equal(first, other, names=(one, two), **shares)
         fields, *others = [source.fields for source in self.sources]
         self.fields: Mapping[str, FieldSpec] = {
             name: spec for name, spec in fields.items() if all(other.get(name) == spec for other in others)
@@ -296,9 +306,17 @@ def _shared(sources: Sequence[SampleSource]) -> Constants:
     return Constants({**common, **rates})
 
 
-def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str, str], shares_batches: bool) -> None:
+_OF_VARIANTS = ("crops", "varied", "variants")
+"""Constants of them."""
+
+
+def _require_equal(
+    first: SampleSource, other: SampleSource, *, names: tuple[str, str], shares_batches: bool, shares_variants: bool
+) -> None:
     wanted = _differences(first, other) if shares_batches else _differences_of_models(first, other)
     for field, one, two in wanted:
+        if not shares_variants and field.partition("[")[0] in _OF_VARIANTS:
+            continue
         sections = " ".join(f"[{SECTIONS[group]}]" for group in first.constants.groups if group in SECTIONS)
         advice = f"build both with the same {sections or '[audio]'} and [text]: forebay preprocess CONFIG"
         if shares_batches and first.constants.has_items != other.constants.has_items:
@@ -324,10 +342,15 @@ _OF_ONE_MODEL = (("audio", RATE), ("image", "form"), (TEXT, "num_classes"), (TEX
 """Constants that are the same for all that goes into a model, where no batch holds samples of two sources either."""
 
 
+_PATCHES = frozenset(FIELDS.values())
+"""Fields of which every codec gives the same samples."""
+
+
 def _differences(first: SampleSource, other: SampleSource) -> list[tuple[str, Any, Any]]:
     pairs: list[tuple[str, Any, Any]] = [
         (f"field {name}", _described(first.fields.get(name)), _described(other.fields.get(name)))
         for name in sorted({*_tensor_fields(first), *_tensor_fields(other)})
+        if name.partition("~")[0] not in _PATCHES
     ]
     constants = sorted({*first.constants, *other.constants})
     pairs += [_inner(name, first.constants.get(name), other.constants.get(name)) for name in constants]

@@ -34,7 +34,8 @@ from forebay.store.lookup import sealed_caches
 from forebay.store.memo import note
 from forebay.store.remote.foresight import Foresight
 from forebay.store.remote.small_files import RemoteRoot
-from forebay.store.source import SampleSource
+from forebay.store.source import Sample, SampleSource
+from forebay.train.augment.draws import Drawing, EpochDraws, Variants
 from forebay.train.collate.collator import CropDraws
 from forebay.train.collate.packed import PackShapes
 from forebay.train.collate.patches import FillerSamples, as_filler, weight_of
@@ -185,6 +186,8 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
     turns, so the order is the same for any number of them. `make_loader` gives equal batches with threads, without
     copies between processes. States go from one to the other.
 
+    Windows of images (`vision.crops`) are drawn as the loader draws them.
+
     The next iteration is the next epoch. A DataLoader's workers are copies, and the dataset in the main process stands
     still: call `set_epoch` before each of its epochs, and for states take torchdata's StatefulDataLoader, with which
     every worker keeps its own. An epoch left before its end begins again where it had begun.
@@ -238,6 +241,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=rank, world=world, is_endless=infinite)
         shapes = PackShapes.of(planned.plan, settings, self.source.constants)
         self.collator = pack_collator(LoaderConfig(pixels=pixels, varlen=varlen), self.source, shapes)
+        self._variants = Variants.all_of(self.source.constants, self.source.fields.values())
         self._mask_fillers = mask_fillers
         self._weight: int | None = None
 
@@ -302,7 +306,11 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
                 foresight.close()
 
     def _batch(self, step: CursorStep, allocate: Allocate) -> Batch:
-        samples = [self.source.read(index) for index in step.samples.tolist()]
+        indices = step.samples.tolist()
+        samples: Sequence[Sample] = [self.source.read(index) for index in indices]
+        for variants in self._variants:
+            draws = EpochDraws(step.place.seed, step.place.epoch)
+            samples = variants.chosen(samples, Drawing([*map(self.source.sample_id, indices)], draws))
         batch = self.collator.collate(samples, allocate=allocate)
         if self._mask_fillers and not step.turn.weight:
             batch["labels"].fill_(IGNORED)

@@ -297,8 +297,9 @@ def _union(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> SourceU
             "mixture with images is of caches with [vision] alone: leave that source out",
             code="FB116",
         )
-    shares_batches = is_packed or config.mixture.batches == "mixed"  # one collator makes all packs
-    return SourceUnion([part for part, _ in parts], [name for _, name in parts], shares_batches=shares_batches)
+    mixes = config.mixture.batches == "mixed"
+    shares = {"shares_batches": is_packed or mixes, "shares_variants": mixes}  # one collator makes all packs
+    return SourceUnion([part for part, _ in parts], [name for _, name in parts], **shares)
 
 
 def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, str]:

@@ -20,8 +20,10 @@ from forebay.steps.image.qwen2_vl import load_processor
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import decode_image
 from forebay.store.image.formats import EVERY_IMAGE, image_size
+from forebay.store.layout import variant_name
 from forebay.train import make_loader
 from tests.images.real_images import real_images
+from tests.images.test_image_windows import corner, values_of
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO
 from tests.preprocess.vision.test_alpha import pixel_values
@@ -70,6 +72,20 @@ def test_patches_are_those_of_the_processor(codec: str, more: tuple[str, ...], t
         wanted = processor(images=[opened(number)], return_tensors="np")
         assert cache.read(index)["image_grid_thw"].tolist() == wanted["image_grid_thw"].tolist(), number
         assert np.array_equal(pixel_values(cache, index), wanted["pixel_values"]), number
+
+
+def test_windows_are_those_of_the_processor(tmp_path: Path) -> None:
+    report = build_here(load_config(document(tmp_path, {"processor": str(DEMO / "model"), "crops": 4})))
+    require_counted(report, REFUSED)
+    cache, processor = open_cache(report.cache), load_processor(DEMO / "model", "pil")
+    for index in range(len(cache)):
+        image, sample = convert_to_rgb(opened(cache.sample_id(index))), cache.read(index)
+        _, rows, columns = sample["image_grid_thw"][0].tolist()
+        for window in ("", "crop1", "crop2", "crop3", "crop4"):
+            part = corner(image, window, 0.8).resize((columns * 16, rows * 16), 3)
+            made = processor([part], do_resize=False, return_tensors="np")["pixel_values"]
+            found = values_of(sample[variant_name("patches", window)], cache.constants)
+            assert np.array_equal(found, made), (cache.sample_id(index), window)
 
 
 @pytest.mark.parametrize("name", CLASSES)

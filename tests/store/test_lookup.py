@@ -612,6 +612,7 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("source", "meaning")}  # tests/config/test_meaning.py
     tried |= {("text", name) for name in ("classes", "max_length", "padding", "truncation")}  # tests/images
     tried |= {("vision", "fps"), ("vision", "max_frames"), ("source", "max_video_s")}  # tests/images/test_videos.py
+    tried |= {("vision", "crops"), ("vision", "crop_share")}  # tests/images/test_image_windows.py
     tried |= {("vision", "sound")}  # tests/images/test_sound_of_videos.py
     tried |= {("text", "phones")}  # tests/steps/text/normal/
     config = config_of(tmp_path, text=TEXT)

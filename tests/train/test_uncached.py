@@ -80,6 +80,7 @@ VARIANTS: dict[str, tuple[str, list[dict[str, Any]] | None, tuple[str, ...]]] = 
     "all tokens learnt": ("demo_film", None, ('text.train_on="all"', 'text.learn_through="newline"')),
     "last turn, tokens of boxes": ("demo_film", None, ('text.train_on="last"', 'text.boxes="tokens"')),
     "fixed shapes": ("demo_vision", None, ('plan.shapes="fixed"', "text.strip_text=true")),
+    "crops": ("demo_vision", None, ("vision.crops=4",)),
     "split": ("demo_vision", None, ('plan.overlong="split"', "plan.seq_len=256", "plan.repeat_system=true")),
     "truncated": ("demo_vision", None, ('plan.overlong="truncate"', "plan.seq_len=160")),
     "pairs": ("demo_any", PAIRS, ("text.pairs=true", "plan.batch_size=2")),

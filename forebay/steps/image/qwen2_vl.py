@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,7 +24,7 @@ from forebay.steps.image.processor.processor_call import hide_torchvision, torch
 from forebay.steps.image.still_settings import Still
 from forebay.steps.image.video_settings import VideoSettings
 from forebay.steps.image.video_step import ShowsVideos
-from forebay.steps.step import Stored
+from forebay.steps.step import ImageStep, Stored
 from forebay.store.image.codec import (
     FIELDS,
     SECONDS,
@@ -39,7 +39,8 @@ from forebay.store.image.codec import (
 )
 from forebay.store.image.codec import Patches as PatchArray
 from forebay.store.image.image_settings import ImageSettings, class_name, grid_thw, processor_document, settings_in
-from forebay.store.layout import FieldSpec
+from forebay.store.image.image_windows import COUNTS, ImageWindows
+from forebay.store.layout import FieldSpec, variant_name
 from forebay.visible import an
 
 if TYPE_CHECKING:
@@ -77,8 +78,14 @@ class Patches(ShowsVideos):
         "image_webp": "bytes",
         "image_file": "bytes",
     }
+    later: ClassVar[frozenset[str]] = ImageStep.later | {"crops", "crop_share"}
     backend: Backend = "pil"
     """Of the processor. The two give different pixels for some images, so the backend is in the key."""
+    crops: int = 0
+    """Parts of each image, evenly spaced in rows and columns: 1, 4, 9 or 16. Resized as all of it is, they are its
+    variants: the loader hands out one of them or the whole by (seed, epoch, sample id); an evaluation has the whole."""
+    crop_share: float = 0.8
+    """How much of each side a part has."""
     version: int = 2
 
     @classmethod
@@ -111,19 +118,48 @@ class Patches(ShowsVideos):
                 "[audio] stands beside [vision], and patches stand in packs, which hold items of one group; set "
                 'vision.images = "processor"'
             )
-        return [*found, *super(Patches, cls).contradictions(config)]
+        return [*found, *_of_crops(config), *super(Patches, cls).contradictions(config)]
+
+    @property
+    def windows(self) -> ImageWindows:
+        """The parts of an image that are stored beside it."""
+        return ImageWindows(self.crops, self.crop_share)
 
     def fields(self, codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:
         """Returns the fields of an image. patch_bytes: of one patch, 3 * patch_size^2.
 
         Where there are videos, `second_per_grid_ts` float32 [1] is 0 of an image. A patch of a video has
-        `temporal_patch_size` rows, which are one row (channel, time, y, x) cut into as many.
+        `temporal_patch_size` rows, which are one row (channel, time, y, x) cut into as many. Of `source` no window is
+        stored.
         """
+        values = FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(patch_bytes,) if codec == "raw" else ())
+        windows = self.windows.names if codec != "source" else ()
         return (
-            FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(patch_bytes,) if codec == "raw" else ()),
+            values,
             FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,)),
             *((FieldSpec(name=SECONDS, dtype="float32"),) if self.fps else ()),
+            *(replace(values, name=variant_name(values.name, name)) for name in windows),
         )
+
+
+def _of_crops(config: Config) -> list[str]:
+    """Returns what windows are not for."""
+    settings = {} if config.vision is None else config.vision.settings
+    count, share = settings.get("crops") or 0, settings.get("crop_share")
+    if not count:
+        return [] if share is None else ["vision.crop_share is of the windows that vision.crops asks for; set it, too"]
+    found = []
+    if count not in COUNTS:
+        found.append(f"vision.crops is {count}, wanted {', '.join(map(str, COUNTS))}, or 0 for none")
+    if share is not None and not 0 < share < 1:
+        found.append(f"vision.crop_share is {share}, wanted more than 0 and less than 1")
+    if settings.get("backend", "pil") != "pil":
+        found.append('vision.crops are cut with backend "pil"; leave vision.backend out, or crops')
+    if settings.get("fps") is not None:
+        found.append("vision.crops are of images alone, and vision.fps asks for videos; leave one of them out")
+    if config.text is not None and config.text.settings.get("boxes") is not None:
+        found.append("text.boxes is of boxes, and vision.crops cuts away what they are of; leave one of them out")
+    return found
 
 
 def patch_form(constants: Mapping[str, Any]) -> BatchForm:
@@ -169,11 +205,15 @@ def _of_videos(table: Table, width: int) -> tuple[FieldForm, FieldForm]:
 
 @dataclass(frozen=True, slots=True)
 class MadeImage:
-    """One image. pixels: uint8 [H, W, 3], resized. patches: uint8 [n, 3 * patch_size^2]. grid: (1, h, w)."""
+    """One image. pixels: uint8 [H, W, 3], resized. patches: uint8 [n, 3 * patch_size^2]. grid: (1, h, w).
+
+    windows: pixels and patches of its parts, by their names.
+    """
 
     pixels: Pixels
     patches: PatchArray
     grid: tuple[int, int, int]
+    windows: Mapping[str, tuple[Pixels, PatchArray]] = field(default_factory=dict)
 
 
 class PixelSteps:
@@ -194,10 +234,17 @@ class PixelSteps:
             check_processor(self._processor, settings, self.table)
 
     def make(
-        self, data: bytes, *, sample_id: str, max_pixels: int | None = None, still: Still | None = None
+        self,
+        data: bytes,
+        *,
+        sample_id: str,
+        max_pixels: int | None = None,
+        still: Still | None = None,
+        windows: Sequence[str] = (),
     ) -> MadeImage:
         """Returns what is stored of one image. max_pixels: None: of the step. still: what is asked of it.
 
+        windows: the names of those that are made, too.
         Raises SampleError for one of no use.
         """
         limit = max_pixels or self._step.max_pixels
@@ -208,8 +255,10 @@ class PixelSteps:
         if self._step.backend == "pil":
             with span(RESIZE):
                 pixels = resized(image, settings, grid)
+                parts = {name: resized(self._step.windows.part(image, name), settings, grid) for name in windows}
             with span(PATCHES):
-                return MadeImage(pixels, patchify(pixels, settings), grid)
+                made = {name: (part, patchify(part, settings)) for name, part in parts.items()}
+                return MadeImage(pixels, patchify(pixels, settings), grid, made)
         if still.has_size:
             said = 'vision.backend = "torchvision" has no size for one image alone; remove the fields'
             raise SampleError("image_pixel_limits", f"{sample_id}: {said}")

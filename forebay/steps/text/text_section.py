@@ -87,7 +87,7 @@ class TextGroup(GroupRecipe):
             is_bare = any(model.size is not None and model.folder == folder for model in config.model)
             digest = "" if is_bare else processor_digest(Path(folder))
             given |= {"processor": digest, "processor_folder": text.tokenizer if is_bare else folder}
-        if "box_writer" in step.given and vision is not None:
+        if "box_writer" in step.given and vision is not None and not vision.settings.get("crops"):
             given["box_writer"] = BoxWriter.of(Path(vision.processor), text.settings.get("boxes"))
         given["videos"] = vision is not None and vision.settings.get("fps") is not None
         given["sound"] = given["videos"] and bool(vision is not None and vision.settings.get("sound"))

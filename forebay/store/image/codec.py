@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -15,7 +16,8 @@ import numpy.typing as npt
 from forebay.errors import CacheCorruptError, SampleError
 from forebay.store.image.formats import EVERY_IMAGE, MoreImages, open_image, reading
 from forebay.store.image.image_settings import ImageSettings, grid_thw
-from forebay.store.layout import Array, FieldSpec
+from forebay.store.image.image_windows import NO_WINDOWS, ImageWindows, Undecoded
+from forebay.store.layout import Array, FieldSpec, variant_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -180,18 +182,20 @@ def decode(
     max_pixels: int,
     alpha: Alpha = "white",
     more: Collection[MoreImages] = (),
+    part: Callable[[Image], Image] = lambda image: image,
 ) -> Patches:
     """Returns the patches uint8 [n, 3 * patch_size^2] of what `encode` returned; of `raw` the array itself.
 
     grid: the image's `image_grid_thw`. max_pixels, alpha, more: what the image was built under. `source` decodes and
     resizes again with Pillow: the stored bytes of an image whose patches another backend made would not give them.
+    part: of the image, which only `source` still has to cut.
     """
     if codec == "raw":
         return stored
     if codec == "source":
         data, named = stored.tobytes(), "of the cache"
         image = decode_image(data, max_pixels=max_pixels, sample_id=named, alpha=alpha, more=more)
-        return patchify(resized(image, settings, grid), settings)
+        return patchify(resized(part(image), settings, grid), settings)
     if codec == "webp" and stored[:4].tobytes() != _ZSTD_MAGIC:
         from PIL.WebPImagePlugin import WebPImageFile
 
@@ -229,7 +233,7 @@ def _grids(items: Sequence[Mapping[str, Array]]) -> Array:
 
 @dataclass(frozen=True)
 class StoredImages:
-    """How a cache stores images as patches. has_videos: and videos among them."""
+    """How a cache stores images as patches. has_videos: and videos among them. windows: stored beside images."""
 
     codec: Codec
     settings: ImageSettings
@@ -237,6 +241,7 @@ class StoredImages:
     alpha: Alpha
     more: tuple[MoreImages, ...] = ()
     has_videos: bool = False
+    windows: ImageWindows = NO_WINDOWS
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], *, folder: Path) -> Self:
@@ -250,11 +255,12 @@ class StoredImages:
                 constants["alpha"],
                 tuple(constants.get("more_images", ())),
                 "video_table" in constants,
+                ImageWindows.from_json(constants.get("crops", [])),
             )
             if stored.alpha not in get_args(Alpha) or not {*stored.more} <= {*EVERY_IMAGE}:
                 raise ValueError(f"alpha is {stored.alpha!r}, more_images {stored.more!r:.40}")
             names = {field["name"] for field in metadata["fields"] if field["role"] == "tensor"}
-            wanted = {FIELDS[stored.codec], "image_grid_thw", *([SECONDS] if stored.has_videos else [])}
+            wanted = {*stored.names, "image_grid_thw", *([SECONDS] if stored.has_videos else [])}
             if missing := wanted - names:
                 raise KeyError(*missing)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
@@ -263,6 +269,12 @@ class StoredImages:
                 "run: forebay preprocess CONFIG --rebuild"
             ) from err
         return stored
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields of the values of an image, and behind them those of its windows; `source` cuts them again."""
+        windows = self.windows.names if self.codec != "source" else ()
+        return tuple(variant_name(FIELDS[self.codec], name) for name in ("", *windows))
 
     @property
     def is_as_stored(self) -> bool:
@@ -277,7 +289,7 @@ class StoredImages:
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
         """See `StoredItems`: every codec gives the same `patches`. Videos stand apart from images."""
         if not self.has_videos:
-            return {**text, "image_grid_thw": _grids(images), PATCHES: tuple(map(self._patches, images))}
+            return {**text, "image_grid_thw": _grids(images), **dict(self._parts(images))}
         stills = [image for image in images if not image[SECONDS].any()]
         videos = [image for image in images if image[SECONDS].any()]
         return {
@@ -302,6 +314,7 @@ class StoredImages:
             FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,)),
             FieldSpec(name=PATCHES, dtype="uint8", shape=(width,)),
         ]
+        found += [replace(found[1], name=variant_name(PATCHES, name)) for name in self.windows.names]
         if self.has_videos:
             wide = width * self.settings.temporal_patch_size
             found += [
@@ -336,9 +349,17 @@ class StoredImages:
         except (OSError, ValueError) as err:
             raise ValueError(f"the bytes of a video of {grid} do not decode: {err}") from err
 
-    def _patches(self, image: Mapping[str, Array]) -> Array:
+    def _parts(self, images: Sequence[Mapping[str, Array]]) -> Iterator[tuple[str, tuple[Array, ...]]]:
+        """Yields the patches of images and of their windows; beside windows a codec decodes what is looked at alone."""
+        is_later = self.codec != "raw" and self.windows.count > 0
+        for name in ("", *self.windows.names):
+            decoded = partial(self._patches, window=name)
+            yield variant_name(PATCHES, name), (Undecoded(images, decoded) if is_later else tuple(map(decoded, images)))
+
+    def _patches(self, image: Mapping[str, Array], window: str = "") -> Array:
         """Raises ValueError where the values are none of an image, whatever their checksum says."""
-        stored, (grid,) = image[FIELDS[self.codec]], image["image_grid_thw"].tolist()
+        field = variant_name(FIELDS[self.codec], "" if self.codec == "source" else window)
+        stored, (grid,) = image[field], image["image_grid_thw"].tolist()
         _, rows, columns = grid
         pixels = max(rows, 0) * columns * self.settings.patch_size**2
         largest = max(self.max_pixels, self.settings.max_pixels, self.settings.min_pixels, self.settings.factor**2)
@@ -353,6 +374,7 @@ class StoredImages:
                 max_pixels=self.max_pixels,
                 alpha=self.alpha,
                 more=self.more,
+                part=partial(self.windows.part, name=window),
             )
         except (SampleError, OSError, ValueError) as err:
             raise ValueError(f"the bytes of an image do not decode: {err}") from err

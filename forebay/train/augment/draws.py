@@ -96,7 +96,9 @@ class Variants:
         for group, values in constants.groups.items():
             names, own = tuple(values.get("variants") or ()), [spec.name for spec in fields if spec.group == group]
             kind = values.get("takes", group)
-            if varied := tuple(name for name in own if names and variant_name(name, names[0]) in own):
+            of_stored = (name for name in own if names and variant_name(name, names[0]) in own)
+            # Patches have another name where they are compressed.
+            if varied := tuple(values.get("varied") or of_stored):
                 found.append(cls(names, varied, _SPEEDS_PLACE if kind == "audio" else f"variants of {kind}"))
         return tuple(found)
 

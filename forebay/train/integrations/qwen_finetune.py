@@ -39,12 +39,17 @@ class CachedSupervisedDataset(Dataset[Item]):
     def __init__(self, processor: Any, data_args: Any) -> None:
         """data_args: `dataset_use` is a forebay config, or its path; `data_packing`, `min_pixels` and `max_pixels` as
         of the original. Raises CacheMismatchError where the samples were made for another tokenizer, or for other
-        pixel limits, and ConfigError for a config without packs of images.
+        pixel limits, and ConfigError for a config without packs of images, or with what is drawn by epochs.
         """
         config: AnyConfig = data_args.dataset_use
         config = as_config(config)
         if not isinstance(config.plan, PackConfig):
             raise ConfigError(f'{config.path}: qwen-vl-finetune needs [vision], prompt = "chat" and plan.kind = "pack"')
+        if config.augment or (config.vision and config.vision.settings.get("crops")):
+            raise ConfigError(
+                f"{config.path}: [[augment]] and vision.crops are drawn by epochs, of which a data set of "
+                "qwen-vl-finetune is told none; leave them out, or train with forebay.train.make_loader"
+            )
         self.source = select(config)
         self._collator = PackCollator(self.source)
         _require(self.source.constants, processor, data_args, name=self.source.place)

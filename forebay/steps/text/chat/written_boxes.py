@@ -106,8 +106,8 @@ def _written(message: Message, writer: BoxWriter | None, sizes: Sequence[Sizes],
     if writer is None:
         raise TextError(
             "has_boxes",
-            f"{sample_id}: has boxes or names of objects, and how the model is shown them is not known; "
-            "write them as text, or remove the row",
+            f"{sample_id}: has boxes or names of objects, which are shown to Qwen-VL alone, and not where vision.crops "
+            "cuts parts of images away; write them as text, leave crops out, or remove the row",
         )
     if any(part.get("image", 0) >= len(sizes) for part in boxes):
         raise bad_conversation(sample_id, f"a box is of an image that the sample has not, which has {len(sizes)}")
