@@ -63,6 +63,7 @@ def _load() -> None:
     for name in _LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # pydantic's checkers of a config, and the steps: they are made at the first use, 0.2 s of each process
     tree, table = (importlib.import_module(f"forebay.{name}") for name in ("config.tree", "steps.table"))
     vars(sys.modules["forebay.config.load"])["_adapter"](tree.Config)
     for group, names in table.STEPS.items():
@@ -75,10 +76,10 @@ def _load() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
-    make_huge()
+    _make_huge()
 
 
-def make_huge() -> None:
+def _make_huge() -> None:
     """Makes what is loaded huge pages, where the kernel can: a fork, and the end of a process, cost by the page."""
     madvise = ctypes.CDLL(None).madvise
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
