@@ -28,8 +28,8 @@ from forebay.config.tree import FilterConfig
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, FieldSpec, Group
-from forebay.store.sample_filter import Filter
 from forebay.store.seal import Contents, seal
+from forebay.store.selection import Filter
 from forebay.store.shard import shard_fields, shard_name, write_shard
 from forebay.train.select import make_loader
 

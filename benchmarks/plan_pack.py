@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.report import arguments, machine, median, show
 from forebay.config import PackConfig
 from forebay.config.plan import PackCosts
-from forebay.plan.pack.balanced_packs import StepSpread, pack_costs
+from forebay.plan.pack.alike_packs import StepSpread, pack_costs
 from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from forebay.plan.statistics import padding_in_line
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, settings
 
-from forebay.progress import Progress
+from forebay.terminal import Progress
 from tests.warm.worker import is_cold, no_fsync, warm_workers
 
 # Every run draws anew: what `make test` leaves out in one run comes in another. `make test-wide` draws more at once.

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay import progress
+from forebay import terminal
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import BuildProgress
-from forebay.progress import Progress, duration, during
 from forebay.task_map import mark
+from forebay.terminal import Progress, duration, during
 from forebay.visible import visible_output
 from tests.text_corpus import demo_texts, text_config
 
@@ -34,13 +34,13 @@ class Terminal(io.StringIO):
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    monkeypatch.setattr(progress, "QUIET_S", 0.01)
+    monkeypatch.setattr(terminal, "QUIET_S", 0.01)
     monkeypatch.setattr(sys, "stderr", stream := Terminal())
     return stream
 
 
 def in_log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.01)
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.01)
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     return stream
 

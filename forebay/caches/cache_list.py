@@ -17,10 +17,11 @@ from typing import Any
 
 from forebay.caches.kinds import KINDS
 from forebay.caches.root_items import RootItem, Sizes, Survey, Told, ago, contents_of, entered, moment, sizes_of
+from forebay.config.plan import MixtureSource
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.remote import RemoteConfig, is_url, parse_url
 from forebay.config.train import EvalConfig
-from forebay.config.tree import Config, MixtureSource
+from forebay.config.tree import Config
 from forebay.errors import CacheError, ConfigError, ForebayError, ManifestError, RemoteError
 from forebay.store.lookup import Sealed
 from forebay.store.memo import FILE_NAME as MEMO
@@ -28,7 +29,7 @@ from forebay.store.memo import Memo
 from forebay.store.remote.node.holdings import MIRRORS
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import naming_urls
-from forebay.store.source_files import ShownSources, SourceState, compare_sources, is_derived
+from forebay.store.source_comparison import ShownSources, SourceState, compare_sources, is_derived
 from forebay.terminal import columns, counted, table, wrapped
 from forebay.visible import from_here, human_bytes, printable
 

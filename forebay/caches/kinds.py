@@ -21,8 +21,8 @@ from forebay.store.lookup import Sealed
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME
 from forebay.store.remote.small_files import LISTED
-from forebay.store.source_files import described, is_derived
-from forebay.store.source_index import FILE_NAME as INDEX
+from forebay.store.source_comparison import FILE_NAME as INDEX
+from forebay.store.source_comparison import described, is_derived
 from forebay.store.texts import LOCK
 from forebay.tar.index import indexed_tar
 from forebay.terminal import counted

@@ -37,12 +37,11 @@ from forebay.caches.root_items import (
 )
 from forebay.caches.survey import remove_stored
 from forebay.errors import ConfigError
-from forebay.progress import Progress
 from forebay.store.files import temporary_name
 from forebay.store.layout import NOTES
 from forebay.store.memo import uses_of
 from forebay.store.metadata import FILE_NAME
-from forebay.terminal import wrapped
+from forebay.terminal import Progress, wrapped
 from forebay.visible import from_here, human_bytes, printable
 
 _UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("kMGTP", 1)}}

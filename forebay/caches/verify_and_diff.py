@@ -15,7 +15,6 @@ import numpy as np
 
 from forebay.caches.kinds import hours_of
 from forebay.errors import CacheError
-from forebay.progress import during
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import SHORT, differences
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints
@@ -23,8 +22,9 @@ from forebay.store.lookup import SOURCES_NAME
 from forebay.store.metadata import FILE_NAME, check_file
 from forebay.store.seal import VerifyReport, verify_folder
 from forebay.store.shard import Shard, sample_hash
-from forebay.store.source_files import StoredSources, is_derived, load_sources
-from forebay.terminal import CommandReport, first_of, paragraph, table
+from forebay.store.source_comparison import is_derived
+from forebay.store.source_files import StoredSources, load_sources
+from forebay.terminal import CommandReport, during, first_of, paragraph, table
 from forebay.visible import from_here, human_bytes, printable
 
 T = TypeVar("T")

@@ -253,7 +253,7 @@ class InspectCommand(ConfigCommand):
                     "--seed goes with --bucket-manifests DIR, or a config with a [mixture]; for training: "
                     "--set loader.seed=N"
                 )
-            from forebay.inspect.plan_pictures import show_weights
+            from forebay.inspect.plan_lines import show_weights
             from forebay.train.select import make_loader
 
             seeded = dataclasses.replace(config, loader=dataclasses.replace(config.loader, seed=self.seed))

@@ -14,7 +14,7 @@ from forebay.cli.options import DONE, FAILED, CacheCommand, argument, command, l
 from forebay.config.load import read_remote
 from forebay.config.remote import is_url, parse_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError
-from forebay.progress import during
+from forebay.terminal import during
 
 if TYPE_CHECKING:
     from forebay.caches.prune import Rules

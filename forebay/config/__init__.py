@@ -2,20 +2,10 @@
 
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.config.load import parse_config
-from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
+from forebay.config.plan import BucketConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig, WindowConfig
 from forebay.config.remote import RemoteConfig
 from forebay.config.train import EvalConfig, LoraConfig, RunConfig, TrainConfig
-from forebay.config.tree import (
-    AudioConfig,
-    Config,
-    FilterConfig,
-    LayoutConfig,
-    LoaderConfig,
-    MixtureConfig,
-    MixtureSource,
-    TextConfig,
-    VisionConfig,
-)
+from forebay.config.tree import AudioConfig, Config, FilterConfig, LayoutConfig, LoaderConfig, TextConfig, VisionConfig
 
 __all__ = [
     "AudioConfig",

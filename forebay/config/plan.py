@@ -1,4 +1,4 @@
-"""`[plan]`: which samples form which batch, one dataclass for each `kind`; what buckets are called."""
+"""`[plan]`: which samples form which batch, one dataclass for each `kind`; what buckets are called. And `[mixture]`."""
 
 from __future__ import annotations
 
@@ -323,3 +323,148 @@ class ByKind:
 
 def _rise(edges: Sequence[float]) -> bool:
     return all(low < high for low, high in itertools.pairwise(edges))
+
+
+WeightSteps = tuple[tuple[float, float], ...]
+"""Pairs of a position and the weight from there on, rising from 0."""
+
+
+def _check_steps(name: str, weight: float | WeightSteps) -> None:
+    """Raises ValueError for a weight, or one of its steps, that is none."""
+    if not isinstance(weight, tuple):
+        if weight < 0:
+            raise ValueError(f"{name} is {weight}, wanted 0 or more")
+        return
+    places = [at for at, _ in weight]
+    if not places or places[0] != 0 or not all(low < high for low, high in itertools.pairwise(places)):
+        raise ValueError(f"{name} has steps at {places}, wanted positions that rise from 0")
+    if low := [value for _, value in weight if value < 0]:
+        raise ValueError(f"{name} has a step to {low[0]}, wanted 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureChange:
+    """Other weights of a run that has begun: what came before stays as it was, and nothing is lost or repeated."""
+
+    __pydantic_config__ = STRICT
+
+    at: int
+    """Micro-batch of the run from which they hold: `epoch` * batches of an epoch + `position` of a loader's state. What
+    `weight` says of later places no longer counts."""
+    weights: tuple[float, ...] | dict[str, float]
+    """Weight of each `[[mixture.source]]` in order, or of each value of `mixture.column`."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "at")
+        given = self.weights.items() if isinstance(self.weights, dict) else enumerate(self.weights)
+        for name, weight in given:
+            _check_steps(f"weights.{name}", weight)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSource:
+    """A cache of a mixture, and its weight."""
+
+    __pydantic_config__ = STRICT
+
+    cache: str | None = field(default=None, metadata={"path": True, "url": True})
+    """Folder or URL of the cache."""
+    config: str | None = field(default=None, metadata={"path": True})
+    """Instead of the folder: the config whose cache is read."""
+    weight: float | WeightSteps | None = None
+    """Weight, of any scale, or its steps over the run: `[[0, 1.0], [20_000, 0.3]]` is 0.3 from micro-batch 20,000 on.
+    Left out everywhere: hours, or of images samples, to the power of `mixture.temperature`."""
+
+    def __post_init__(self) -> None:
+        if (self.cache is None) == (self.config is None):
+            raise ValueError("give exactly one of cache and config")
+        if self.weight is not None:
+            _check_steps("weight", self.weight)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureConfig:
+    """Which sources share an epoch, by which weights. Run-time: in no key."""
+
+    __pydantic_config__ = STRICT
+
+    source: tuple[MixtureSource, ...] = ()
+    """Several caches by weight, instead of the config's own: one table `[[mixture.source]]` each."""
+    column: str | None = None
+    """Instead of several caches: a column of the config's own cache, `language` or `source`. Its values are then the
+    sources."""
+    weights: dict[str, float | WeightSteps] | None = None
+    """Weight of each value of `column`, or its steps over the run. Left out: hours, or of images samples."""
+    weights_in: Literal["micro_batches", "epochs"] = "micro_batches"
+    """What the places of steps count: micro-batches of the global order, or epochs, 0.5 for half of one."""
+    weights_between: Literal["step", "line"] = "step"
+    """`line`: weights go straight from one step to the next, in steps of `line_step`."""
+    line_step: float | None = None
+    """Length of the steps of a line, in `weights_in`; a run has at most 256 stretches of other weights."""
+    change: tuple[MixtureChange, ...] = ()
+    """Other weights of a run that has begun: one table `[[mixture.change]]` each, rising."""
+    temperature: float = 1.0
+    """Weights that are left out are hours, or of images samples, to this power: 1 is proportional, less lifts the small
+    ones."""
+    batches: Literal["mixed", "per_source"] = "mixed"
+    """`mixed`: a micro-batch holds samples of all sources; of packs one plan of all samples, without weights.
+    `per_source`: a micro-batch, or a pack, holds samples of one source."""
+    shares_of: Literal["packs", "samples", "tokens", "patches"] = "tokens"
+    """Of packs: what weights are shares of. Left out, weights are what the packs of a source hold of it."""
+    exhausted: Literal["repeat", "end"] = "repeat"
+    """What a source that runs out does. `repeat`: it begins again, counted. `end`: it ends the epoch."""
+    asr_ratio: float | None = None
+    """Share of micro-batches with audio, instead of weights, where one of the caches has no audio."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "temperature")
+        if self.source and self.column is not None:
+            raise ValueError("give one of source and column: several caches, or the values of a column of one")
+        given = [entry.weight is not None for entry in self.source]
+        if any(given) and not all(given):
+            raise ValueError(f"source has {sum(given)} weights for {len(given)} caches; give all of them, or none")
+        if self.weights is not None and self.column is None:
+            raise ValueError('weights needs column, for example "language"')
+        for name, weight in (self.weights or {}).items():
+            _check_steps(f"weights.{name}", weight)
+        self._check_changes()
+        if self.temperature != 1 and (any(given) or self.weights is not None):
+            raise ValueError("give one of weights and temperature, which makes weights of hours")
+        if self.asr_ratio is not None:
+            self._check_asr_ratio(self.asr_ratio, has_weights=any(given))
+
+    def _check_asr_ratio(self, ratio: float, *, has_weights: bool) -> None:
+        if not 0 < ratio < 1:
+            raise ValueError(f"asr_ratio is {ratio}, wanted more than 0 and less than 1")
+        if len(self.source) < 2:
+            raise ValueError("asr_ratio needs [[mixture.source]], caches with audio and one without")
+        if has_weights:
+            raise ValueError("give one of asr_ratio and the weights of source")
+        if self.batches != "per_source":
+            raise ValueError(
+                f'asr_ratio is a share of micro-batches, and batches is "{self.batches}"; set "per_source"'
+            )
+
+    def _check_changes(self) -> None:
+        weights = [*(entry.weight for entry in self.source), *(self.weights or {}).values()]
+        has_steps = any(isinstance(weight, tuple) for weight in weights)
+        is_line = self.weights_between == "line"
+        if not has_steps and (is_line or self.weights_in == "epochs"):
+            raise ValueError("weights_between and weights_in are of steps of a weight, and no weight has steps")
+        if is_line != (self.line_step is not None):
+            between = self.weights_between
+            raise ValueError(f'line_step is {self.line_step}, and weights_between is "{between}"; a line needs a step')
+        if self.line_step is not None and not 0 < self.line_step < math.inf:
+            raise ValueError(f"line_step is {self.line_step}, wanted more than 0")
+        places = [change.at for change in self.change]
+        if not all(low < high for low, high in itertools.pairwise(places)):
+            raise ValueError(f"change has places {places}, wanted rising ones")
+        if self.change and not self.is_given:
+            raise ValueError("change needs [[mixture.source]], or column")
+        if (has_steps or self.change) and self.exhausted == "end":
+            raise ValueError('exhausted = "end" begins each epoch anew, so weights cannot change over the run')
+
+    @property
+    def is_given(self) -> bool:
+        """Whether sources are mixed."""
+        return bool(self.source) or self.column is not None

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.folder_files import SAMPLE, spread
 from forebay.rows.meanings.chat_fields import ANSWERS, IMAGES, MESSAGES, NAMED_BY, VIDEOS
-from forebay.rows.meanings.chat_pairs import two_rows
+from forebay.rows.meanings.chat_forms import two_rows
 from forebay.rows.meanings.image_class import declared_classes, named_labels
 from forebay.rows.readers.arrow_files import HfFile, holds_numbers, is_bytes, is_list
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv, read_json_lines

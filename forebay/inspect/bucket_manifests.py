@@ -22,8 +22,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_aside, write_bytes
 from forebay.store.layout import Array
 from forebay.store.lookup import find_cache, require
-from forebay.store.sample_filter import Filter
-from forebay.store.selection import Selection, filtered, origin
+from forebay.store.selection import Filter, Selection, filtered, origin
 from forebay.store.source import length_of
 from forebay.tar.index import json_path, load_json
 

@@ -26,14 +26,8 @@ from forebay.errors import (
     RemoteError,
 )
 from forebay.inspect.facts import Pack, cache_facts, pack_bytes, read_pack, read_plan, unreadable_facts
-from forebay.inspect.inspect_lines import (
-    pack_lines,
-    plan_report_lines,
-    report_lines,
-    sample_lines,
-    usage_lines,
-    verify_lines,
-)
+from forebay.inspect.inspect_lines import pack_lines, report_lines, sample_lines, verify_lines
+from forebay.inspect.plan_lines import plan_report_lines, usage_lines
 from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
 from forebay.plan.disk import is_plan
 from forebay.store.cache import Cache, open_cache
@@ -43,8 +37,8 @@ from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
 from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.small_files import RemoteRoot
-from forebay.store.sample_filter import Filter
 from forebay.store.seal import VerifyReport, verify_folder
+from forebay.store.selection import Filter
 from forebay.terminal import print_json, print_lines, wrapped
 from forebay.visible import printable
 

@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 import xxhash
 
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.progress import Progress
 from forebay.store.by_hand import pcm16_wav
 from forebay.store.cache import Cache
 from forebay.store.cold.push import write_zarr
@@ -38,6 +37,7 @@ from forebay.store.remote.carry.tally import TransferReport
 from forebay.store.row_table import SampleColumns, rate_of, row_columns, row_table
 from forebay.store.shard import Shard
 from forebay.tar.header import TarWriter, member_key, member_size
+from forebay.terminal import Progress
 from forebay.visible import from_here, human_bytes
 
 _SHOWN = 5

@@ -1,4 +1,4 @@
-"""The reports on a cache, a sample, a pack, a plan and a usage log as lines for a terminal.
+"""The reports on a cache, a sample and a pack as lines for a terminal.
 
 They are plain text, at most 100 columns where paths allow it.
 """
@@ -12,21 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.inspect.facts import (
-    Pack,
-    bucket_range,
-    class_lines,
-    has_lengths,
-    held_rows,
-    is_without_sound,
-    plan_figures,
-    shown_settings,
-    unplaced_text,
-)
+from forebay.inspect.facts import Pack, class_lines
 from forebay.inspect.listed_groups import SeenItem, beside_float32, form_rows
-from forebay.inspect.plan_pictures import cell_lines
+from forebay.inspect.plan_lines import count_lines, plan_lines
 from forebay.inspect.sample import Sample, spoken, summary
-from forebay.inspect.seen_images import range_text
 from forebay.store.layout import Array
 from forebay.terminal import (
     LABEL,
@@ -181,28 +170,6 @@ def _plans(facts: Mapping[str, Any]) -> Iterator[str]:
         yield from plan_lines(plan)
 
 
-def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a plan in a few lines; `plan` is one of `plans_of`. Of samples without sound nothing is said in hours."""
-    statistics, parts = plan["statistics"], plan_figures(plan)
-    parts += [f"{statistics[name]:,} samples {name}" for name in ("dropped", "repeated") if statistics.get(name)]
-    yield f"  {plan['kind']} {plan['key'][:16]}: {', '.join(parts)}"
-    if buckets := statistics.get("buckets"):
-        found: dict[str, list[str]] = {
-            "    bucket": [f"  {bucket_range(bucket)}" for bucket in buckets],
-            "samples": [f"{bucket['samples']:,}" for bucket in buckets],
-            **({} if is_without_sound(plan) else {"hours": [human_hours(bucket["hours"]) for bucket in buckets]}),
-            "batch size": [f"{bucket['batch_size']:,}" for bucket in buckets],
-            "batches": [f"{bucket['batches']:,}" for bucket in buckets],
-            **({"padding": [human_share(bucket["padding"]) for bucket in buckets]} if has_lengths(plan) else {}),
-        }
-        yield from table(list(found), list(zip(*found.values(), strict=True)), left=1)
-        yield from cell_lines(statistics)
-    if "bytes_per_pack" in plan:
-        held = beside_float32(plan["bytes_per_pack"], plan["float32_bytes_per_pack"], where="of the cache")
-        yield f"    a pack: {held}"
-    yield from wrapped("    settings: ", settings_text(shown_settings(plan)))
-
-
 def _skipped(facts: Mapping[str, Any]) -> Iterator[str]:
     counts = {kind: facts[kind] for kind in ("excluded", "failed") if facts[kind]}
     if not counts and not facts["clipped"] and not facts["longer"]:
@@ -263,129 +230,6 @@ def form_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields the declared fields of batches."""
     rows = [[printable(cell) for cell in row] for row in form_rows(facts)]
     yield from table(["batches", "dtype", "shape", "stored as", ""], rows, left=5)
-
-
-def histogram_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the histograms of tokens, images and patches a sample, those that there are."""
-    sizes = facts.get("image_sizes") or {}
-    shown = [(f"{name} a sample", found, "samples") for name, found in facts["histograms"].items()]
-    shown += [(f"{name} side (px)", sizes[name], "images") for name in ("longest", "shortest") if sizes.get(name)]
-    for number, (head, found, of) in enumerate(shown):
-        if number:
-            yield ""
-        yield from count_lines(head, found["edges"], found["samples"], of=of, is_exact=True)
-
-
-def count_lines(
-    head: str, edges: Sequence[int], counts: Sequence[int], *, of: str, is_exact: bool = False
-) -> Iterator[str]:
-    """Yields a histogram: bins [edges[i], edges[i + 1]), the last one closed, and how many there are `of` in each.
-
-    Empty neighbours are one bin. is_exact: bins are those of `count_histogram`; one of width 1 holds one number.
-    """
-    bins: list[tuple[str, int]] = []
-    for is_empty, run in itertools.groupby(range(len(counts)), key=lambda i: counts[i] == 0):
-        places = list(run)
-        for first, last in [(places[0], places[-1])] if is_empty else zip(places, places, strict=True):
-            is_whole = is_exact and edges[1] - edges[0] == 1
-            bins.append((range_text(edges[first], edges[last + 1], is_exact=is_whole), counts[first]))
-    drawn = bars([count for _, count in bins], beside=max(LABEL, len(head), *(len(name) for name, _ in bins)) + 12)
-    rows = [[name, f"{count:,}", bar] for (name, count), bar in zip(bins, drawn, strict=True)]
-    yield from table([head, of, ""], rows, left=0, last_left=True)
-
-
-def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the report on a plan; `facts` is the document of `forebay inspect PLAN --json`."""
-    yield f"{Path(facts['folder']).name}: a plan of kind {facts['kind']}"
-    yield entry("folder", printable(facts["folder"]))
-    yield entry("key", facts["key"])
-    yield entry("cache", printable(facts["cache"] or f"not found here: key {facts['cache_keys'][0]}"))
-    if "filter" in facts:
-        yield from wrapped(entry("filter", ""), printable(facts["filter"]))
-    if facts["kind"] == "pack":
-        yield from _packs(facts)
-    else:
-        yield entry("samples", f"{facts['num_samples']:,}")
-        yield ""
-        yield from plan_lines(facts)
-    yield ""
-    names = ("steps", "mixed_steps", "dropped_batches", "repeated_batches", "weightless_batches")
-    worlds = facts["statistics"]["worlds"].items()
-    rows = [[size, *(f"{found[name]:,}" for name in names)] for size, found in worlds]
-    yield from table(["ranks", *(name.removesuffix("_batches").replace("_", " ") for name in names)], rows, left=1)
-
-
-def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
-    statistics = facts["statistics"]
-    yield entry("samples", f"{facts['num_samples']:,}; left out: {unplaced_text(statistics) or 'none'}")
-    if cut := statistics.get("cut"):
-        yield entry("cut", ", ".join(f"{name} {count:,}" for name, count in cut.items()))
-    fill = f"{human_share(facts['fill'])} fill, {statistics['pad_tokens']:,} tokens left over"
-    yield entry("packs", f"{facts['num_packs']:,}, {fill}")
-    for units, share in (("patches", "patch_fill"), ("frames", "frame_fill")):
-        if statistics.get(share) is not None:
-            yield entry(units, f"{human_share(statistics[share])} of the packs' max_{units}")
-    if "bytes_per_pack" in facts:
-        held = beside_float32(facts["bytes_per_pack"], facts["float32_bytes_per_pack"], where="of the cache")
-        yield entry("a pack", held)
-    yield from wrapped(entry("settings", ""), settings_text(facts["settings"]))
-    yield ""
-    yield from table(["of a pack", "mean", "least", "most"], held_rows(statistics), left=1)
-    yield ""
-    histogram = statistics["tokens"]["histogram"]
-    yield from count_lines("tokens a pack", histogram["edges"], histogram["counts"], of="packs")
-
-
-_MAX_LISTED = 20
-
-
-def usage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the report for a terminal; `facts` is the document of `usage_facts`."""
-    where = f"epoch {facts['epoch']}, micro-batch {facts['position']:,} of {facts['num_batches']:,}"
-    yield f"{printable(facts['file'])}: {facts['steps']:,} steps, up to {where}, seed {facts['seed']}"
-    passes = facts["samples"] / facts["num_samples"]
-    yield (
-        f"  {facts['samples']:,} samples in {facts['batches']:,} micro-batches, {passes:.2f} times "
-        f"the {facts['num_samples']:,} there are; {facts['repeats']:,} repeated in their epoch; "
-        f"padding {human_share(facts['padding'])}"
-    )
-    yield from (f"  nothing is recorded of steps {first + 1:,} to {last:,}" for first, last in facts["gaps"])
-    for title in ("parts", "languages", "sources"):
-        yield from _column_lines(title, facts.get(title, {}))
-    shards = facts["shards"]
-    if shards["num"]:
-        spread = f"{shards['min_passes']:.2f} to {shards['max_passes']:.2f} times"
-        yield f"shards: {shards['touched']:,} of {shards['num']:,} touched, each used {spread}"
-    never = facts["never_used"]
-    kinds = [kind for kind in ("parts", "languages", "sources", "shards") if never.get(kind)]
-    yield from (f"never used: {_listed(kind, never[kind])}" for kind in kinds)
-    if never["samples"] is None:
-        yield "never used samples: not recorded; set train.usage_ids = true"
-    elif never["samples"]:
-        yield f"never used: {_listed('samples', never['sample_ids'] or never['samples'])}"
-    elif not kinds:
-        yield "never used: nothing"
-
-
-def _column_lines(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    if not rows:
-        return
-    # The largest differences first: they are what one looks for.
-    ordered = sorted(rows.items(), key=lambda item: (-abs(item[1]["share"] - item[1]["expected"]), item[0]))
-    shown = {printable(name): row for name, row in ordered[:_MAX_LISTED]}
-    width = max(map(len, [title, *shown]), default=0) + 2
-    yield f"{title:<{width}}  {'samples':>12}  {'share':>8}  {'expected':>8}  {'there':>12}"
-    for name, row in shown.items():
-        shares = f"{human_share(row['share']):>8}  {human_share(row['expected']):>8}"
-        yield f"  {name:<{width - 2}}  {row['samples']:>12,}  {shares}  {row['there']:>12,}"
-    if len(rows) > len(shown):
-        yield f"  and {len(rows) - len(shown)} more, nearer to what was expected (--json lists them all)"
-
-
-def _listed(kind: str, values: Sequence[Any]) -> str:
-    shown = ", ".join(printable(str(value)) for value in values[:_MAX_LISTED])
-    more = f" and {len(values) - _MAX_LISTED:,} more (--json lists them all)" if len(values) > _MAX_LISTED else ""
-    return f"{len(values):,} {kind}: {shown}{more}"
 
 
 _SHOWN_IDS = 64
@@ -508,3 +352,14 @@ def _segment_table(segments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     ]
     head = ["segments", "places", "tokens", "learnt", "images", "patches", "sample", "id"]
     yield from table(head, rows, left=1, last_left=True)
+
+
+def histogram_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the histograms of tokens, images and patches a sample, those that there are."""
+    sizes = facts.get("image_sizes") or {}
+    shown = [(f"{name} a sample", found, "samples") for name, found in facts["histograms"].items()]
+    shown += [(f"{name} side (px)", sizes[name], "images") for name in ("longest", "shortest") if sizes.get(name)]
+    for number, (head, found, of) in enumerate(shown):
+        if number:
+            yield ""
+        yield from count_lines(head, found["edges"], found["samples"], of=of, is_exact=True)

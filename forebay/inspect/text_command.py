@@ -26,7 +26,6 @@ from forebay.inspect.text_report import AskedTexts, Look, Looker, TextReport, Te
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
 from forebay.preprocess.pool import Pool
-from forebay.progress import Progress
 from forebay.rows.manifest import Manifest, storable
 from forebay.rows.named_files import shown_name
 from forebay.rows.windows import SPOKEN
@@ -35,7 +34,7 @@ from forebay.steps.text.normal.normal_step import Problem
 from forebay.steps.text.transcript import Transcript
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import naming_urls
-from forebay.terminal import LABEL, columns, table, wrapped
+from forebay.terminal import LABEL, Progress, columns, table, wrapped
 from forebay.visible import VisibleStream, from_here, has_colours, named, printable
 
 MOST_CHARACTERS, MOST_TOKENS = 10_000, 2_000

@@ -22,8 +22,8 @@ from forebay.steps.batch import fresh
 from forebay.steps.step import Stored
 from forebay.store.layout import Array
 from forebay.store.source import Sample, SampleSource, SourceUnion
-from forebay.train.augment.caption_draws import CaptionDraws
 from forebay.train.augment.draws import Variants
+from forebay.train.augment.stored_draws import CaptionDraws
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.device_features import DeviceFeatures
 from forebay.train.device import Batch

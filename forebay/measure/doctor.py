@@ -33,9 +33,9 @@ from forebay.measure.doctor_bench import Bench, DoctorTask
 from forebay.measure.doctor_report import Advice, DoctorReport, advice
 from forebay.measure.loader_arms import cached, pieces, uncached, workers
 from forebay.measure.predict import Skip, StepTime, StepTimes
-from forebay.progress import Progress
 from forebay.steps.recipe import load_config, plan_example
 from forebay.store.files import temporary_name
+from forebay.terminal import Progress
 from forebay.visible import from_here
 
 _GRACE_S = 24.0

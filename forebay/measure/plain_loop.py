@@ -46,9 +46,8 @@ from forebay.store.source import SampleSource
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.forms import DeclaredText
 from forebay.train.loop.schedule import Schedule
-from forebay.train.loop.trainable import adamw, set_learning_rate, set_passes, set_trainable
+from forebay.train.loop.trainable import adamw, new_model, set_learning_rate, set_passes, set_trainable
 from forebay.train.models.model_folder import model_facts
-from forebay.train.models.trainee import new_model
 from forebay.train.select import make_loader
 from forebay.train.uncached.uncached_source import PlainSamples
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import MissingExtraError
 from forebay.inspect.picture import write_figure
-from forebay.progress import duration
 from forebay.store.files import write_bytes
+from forebay.terminal import duration
 from forebay.visible import from_here, human_bytes, json_text
 
 if TYPE_CHECKING:

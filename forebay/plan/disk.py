@@ -6,12 +6,12 @@ metadata and the statistics hold is checked too, before anything uses it.
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from forebay.store.cut_samples import CutSamples
 from forebay.store.files import (
     fsync_folder,
     hash_file,
-    remove_aside,
+    put_in_place,
     sweep,
     temporary_name,
     write_all,
@@ -55,7 +55,6 @@ from forebay.store.layout import METADATA, PLANS, Array
 from forebay.store.metadata import checksum, read_regular, regular_size
 from forebay.store.open_shards import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.selection import Selection
-from forebay.store.shared_disk import move, seen
 
 AnyPlan = BucketPlan | WindowPlan | PackPlan
 _KINDS: dict[str, type[AnyPlan]] = {"bucket": BucketPlan, "window": WindowPlan, "pack": PackPlan}
@@ -117,15 +116,8 @@ def save_plan(
         arrays = {name: _write_array(aside / f"{name}.npy", array) for name, array in _arrays(plan).items()}
         stats = json.dumps(statistics, indent=1, allow_nan=False).encode("ascii")
         write_bytes(aside / STATISTICS, stats)
-        document = plan_document(cache_key, settings)
-        share = "fill" if settings.kind == "pack" else "padding"
         metadata = {
-            "format_version": PLAN_FORMAT_VERSION,
-            "kind": settings.kind,
-            "plan_key": digest(document),
-            "plan": document,
-            **plan.counts(),
-            share: statistics[share],
+            **_described(plan, plan_document(cache_key, settings), settings=settings, statistics=statistics),
             **({} if sample_ids is None else {"sample_ids": sample_ids}),
             **({} if selection is None else {"filter": _write_selection(aside, selection, settings)}),
             "statistics_xxh3_128": xxhash.xxh3_128_hexdigest(stats),
@@ -134,9 +126,24 @@ def save_plan(
         }
         metadata["checksum"] = checksum(metadata)
         write_bytes(aside / METADATA, json.dumps(metadata, indent=1, allow_nan=False).encode("ascii"))
-        _move_in(aside, folder, cache_key=cache_key, settings=settings)
+        if put_in_place(aside, folder, may_stay=partial(_is_whole, folder, cache_key=cache_key, settings=settings)):
+            fsync_folder(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _described(
+    plan: AnyPlan, document: dict[str, Any], *, settings: PlanConfig, statistics: dict[str, Any]
+) -> dict[str, Any]:
+    share = "fill" if settings.kind == "pack" else "padding"
+    return {
+        "format_version": PLAN_FORMAT_VERSION,
+        "kind": settings.kind,
+        "plan_key": digest(document),
+        "plan": document,
+        **plan.counts(),
+        share: statistics[share],
+    }
 
 
 def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples: int | None = None) -> AnyPlan:
@@ -408,24 +415,9 @@ def _expect(folder: Path, wanted: dict[str, Any], stored: dict[str, Any], *, sec
             )
 
 
-def _move_in(aside: Path, folder: Path, *, cache_key: str, settings: PlanConfig) -> None:
-    """Renames; an equal plan that stands there stays, an incomplete or damaged one makes room first."""
-    while True:
-        try:
-            move(aside, folder)
-            break
-        except OSError as err:
-            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        seen(folder.is_dir, folder.parent, what=f"{folder.name} of another machine")
-        try:
-            load_plan(folder, cache_key=cache_key, settings=settings)
-            return  # another saver's: replacing it would leave a moment without a plan
-        except (CacheCorruptError, CacheNotFoundError):
-            replaced = temporary_name(folder)
-        try:
-            move(folder, replaced)
-        except FileNotFoundError:
-            continue  # another saver moved it away at the same time
-        remove_aside(replaced)
-    fsync_folder(folder.parent)
+def _is_whole(folder: Path, *, cache_key: str, settings: PlanConfig) -> bool:
+    try:
+        load_plan(folder, cache_key=cache_key, settings=settings)
+    except (CacheCorruptError, CacheNotFoundError):
+        return False
+    return True

@@ -21,21 +21,20 @@ from forebay.plan.interface import Plan
 from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.sources import shards_of_sources
 from forebay.plan.names import plan_folder, state_key
-from forebay.plan.pack.fixed_shapes import reserved_tokens
+from forebay.plan.pack.alike_packs import learnt_tokens, reserved_tokens
 from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from forebay.plan.shard_line import shard_run, with_locality
 from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import window_plan
-from forebay.progress import during
 from forebay.steps.step import TextStep
 from forebay.steps.table import text_step_of
 from forebay.store.cut_samples import CutSamples
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, SIDES, Array
-from forebay.store.learnt_tokens import learnt_tokens
 from forebay.store.memo import note
 from forebay.store.selection import Selection
 from forebay.store.source import RATE, SECONDS, SampleSource, has_untimed_items, length_of, parts_of, without_seconds
+from forebay.terminal import during
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class Samples:
         if self.durations is not None:
             return np.asarray(self.durations)
         if self.tokens is None:
-            raise PlanError("the samples have no durations and no tokens: they have no length to plan by", code="FB504")
+            raise _refused("the samples have no durations and no tokens: they have no length to plan by")
         return np.asarray(self.tokens())
 
 
@@ -224,10 +223,9 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
 def _shape_plan(samples: Samples, settings: BucketConfig) -> BucketPlan:
     """Returns the plan in which a bucket is a shape: as if its number were the tokens of its samples."""
     if samples.sides is None:
-        raise PlanError(
+        raise _refused(
             "plan.by is of area and aspect, and these samples have no latents of several shapes; set shapes in their "
-            "[[model]], or leave plan.by out",
-            code="FB504",
+            "[[model]], or leave plan.by out"
         )
     sides, shapes = np.unique(samples.sides, axis=0, return_inverse=True)
     pairs = sides.reshape(len(sides), samples.sides.shape[1] // 2, 2).tolist()
@@ -249,10 +247,9 @@ def _require_one_shape(samples: Samples, settings: PlanConfig) -> None:
     if samples.sides is None or isinstance(settings, PackConfig) or settings.batch_size == 1:
         return
     if (count := len(np.unique(samples.sides, axis=0))) > 1:
-        raise PlanError(
+        raise _refused(
             f'the latents have {count} shapes, and a batch has one; set plan.by = ["area", "aspect"] and '
-            "plan.batch_size, or plan.batch_size = 1",
-            code="FB504",
+            "plan.batch_size, or plan.batch_size = 1"
         )
 
 
@@ -264,22 +261,18 @@ def _untimed(samples: Samples, settings: PlanConfig) -> PlanConfig:
     if isinstance(settings, PackConfig):
         if samples.text is None or samples.text.can_pack:
             return settings
-        raise PlanError(
+        raise _refused(
             'plan.kind is "pack", and images of a processor, and what a model gives beside texts, stand in batches; '
-            'set plan.kind = "bucket" with batch_size, or of images vision.images = "patches"',
-            code="FB504",
+            'set plan.kind = "bucket" with batch_size, or of images vision.images = "patches"'
         )
     if settings.batch_seconds is not None:
-        raise PlanError(
-            "plan.batch_seconds is of audio, and images have no seconds; give plan.batch_size", code="FB504"
-        )
+        raise _refused("plan.batch_seconds is of audio, and images have no seconds; give plan.batch_size")
     if not isinstance(settings, BucketConfig):
         return settings
     tokens = np.asarray(_tokens(samples))
     if not tokens.any() and (settings.batch_tokens is not None or settings.edges is not None):
-        raise PlanError(
-            "plan.batch_tokens and plan.edges are of tokens, and these samples have none; give plan.batch_size",
-            code="FB504",
+        raise _refused(
+            "plan.batch_tokens and plan.edges are of tokens, and these samples have none; give plan.batch_size"
         )
     has_edges = settings.edges is not None or (settings.k is not None and bool(tokens.any()))
     return settings if has_edges else replace(settings, k=None, edges=(int(tokens.max(initial=0)) + 1,))
@@ -352,10 +345,9 @@ def _asked(lengths: Callable[[], Array] | None) -> Array | None:
 
 def _learnt(samples: Samples) -> Array:
     if samples.learnt is None:
-        raise PlanError(
+        raise _refused(
             'plan.balance = "cost" needs the tokens that each sample learns, which a cache knows; run: forebay '
-            "preprocess CONFIG",
-            code="FB504",
+            "preprocess CONFIG"
         )
     return np.asarray(samples.learnt())
 
@@ -363,7 +355,7 @@ def _learnt(samples: Samples) -> Array:
 def _tokens(samples: Samples) -> Array:
     tokens = _asked(samples.tokens)
     if tokens is None:
-        raise PlanError('plan.kind is "pack", and the samples have no tokens; add a [text] section', code="FB504")
+        raise _refused('plan.kind is "pack", and the samples have no tokens; add a [text] section')
     return tokens
 
 
@@ -381,10 +373,9 @@ def _window_lengths(samples: Samples, settings: WindowConfig) -> Array:
     if samples.texts is None or samples.tokens is None:
         return samples.lengths
     if not samples.texts.all() or settings.batch_seconds is not None:
-        raise PlanError(
+        raise _refused(
             f'plan.kind = "window" sorts by one length, and {int(samples.texts.sum())} of {len(samples.texts)} samples '
-            'have no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens',
-            code="FB504",
+            'have no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens'
         )
     return np.asarray(samples.tokens())
 
@@ -415,3 +406,7 @@ def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:
         return digest([part.ids_digest() for part in parts])
 
     return digest(recipes), ids
+
+
+def _refused(what: str) -> PlanError:
+    return PlanError(what, code="FB504")

@@ -14,8 +14,8 @@ from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
+from forebay.plan.mixture.mix_sources import PackMixture
 from forebay.plan.mixture.mixture_plan import MixturePlan
-from forebay.plan.mixture.packs_of_sources import PackMixture
 from forebay.plan.shard_line import BLOCKS_IN_TOUCH, Windows
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Array, Ints

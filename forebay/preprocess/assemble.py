@@ -64,9 +64,7 @@ def assemble(
         **summary(listing, rows, keep),
         **({CONFINED: True} if config.source.confined else {}),
         "size_bytes": sum(entry.size_bytes for shards in finished.values() for _, entry in shards),
-        "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()}
-        | listing.recipe.made_with
-        | {name: value for of_one in constants.groups.values() for name, value in of_one.get("made_with", {}).items()},
+        "made_with": _versions(listing, constants),
     }
     return Contents(
         fields=groups.fields(),
@@ -76,6 +74,16 @@ def assemble(
         files={**files, "rejected.jsonl": _jsonl(rejections)},
         document=document,
     )
+
+
+def _versions(listing: Listing, constants: Constants) -> dict[str, Any]:
+    return {
+        "forebay": __version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        **listing.recipe.made_with,
+        **{name: value for of_one in constants.groups.values() for name, value in of_one.get("made_with", {}).items()},
+    }
 
 
 def _rejections(listing: Listing, rows: Rows, messages: Mapping[tuple[str, str], str]) -> list[Rejection]:

@@ -19,9 +19,8 @@ from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError, ForebayError, SampleError
 from forebay.preprocess.decode import decode_audio
 from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, values_digest
-from forebay.preprocess.probe_inputs import probe_features, probe_sounds
+from forebay.preprocess.probes import probe_features, probe_sounds
 from forebay.preprocess.workspace import Failure
-from forebay.progress import Progress
 from forebay.rows.manifest import WHOLE_FILE, Manifest, joined
 from forebay.rows.meanings.recordings import allowed_s
 from forebay.rows.media_reader import open_parts, sparse_files
@@ -38,6 +37,7 @@ from forebay.store.shard import Shard
 from forebay.store.sound_containers import AudioInfo, parsed_header
 from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
+from forebay.terminal import Progress
 
 logger = logging.getLogger(__name__)
 UNKNOWN = -1

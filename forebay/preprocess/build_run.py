@@ -23,7 +23,7 @@ from forebay.preprocess.model_trial import ModelTrials
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
-from forebay.preprocess.probe_sample import require_promise, require_same_machine
+from forebay.preprocess.probes import require_promise, require_same_machine
 from forebay.preprocess.runner.parts import PartLog, sole_driver
 from forebay.preprocess.runner.ray import GPU, OnNode, stores_of
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard

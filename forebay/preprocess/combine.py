@@ -18,7 +18,7 @@ import numpy as np
 
 from forebay.config.remote import is_url, url_or_path
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.preprocess.probe_sample import beyond_promise
+from forebay.preprocess.probes import beyond_promise
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import SHORT, TEXT, differences, digest, recipe_key, record
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints, ListedItems
@@ -28,7 +28,8 @@ from forebay.store.memo import Memo
 from forebay.store.metadata import check_description, check_file, foreign_values
 from forebay.store.seal import Contents
 from forebay.store.shard import ShardEntry, shard_name
-from forebay.store.source_files import StoredSource, dump_sources, load_sources, steps_differences, steps_of
+from forebay.store.source_comparison import steps_differences, steps_of
+from forebay.store.source_files import StoredSource, dump_sources, load_sources
 from forebay.terminal import CommandReport
 from forebay.visible import from_here, human_bytes
 

@@ -39,7 +39,6 @@ from forebay.preprocess.groups import Listing
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.prepared import load as load_prepared
-from forebay.progress import Progress
 from forebay.rows.named_files import require_unchanged
 from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.audio.waveform import Decode
@@ -50,7 +49,7 @@ from forebay.store.memo import Memo
 from forebay.store.output import Entry, Filling, Summed, filling
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.task_map import WorkerDied
-from forebay.terminal import CommandReport
+from forebay.terminal import CommandReport, Progress
 from forebay.visible import from_here, human_bytes
 
 UNKNOWN = "unknown"

@@ -19,9 +19,8 @@ from typing import Any
 from forebay.config.pretrained_folder import HubModel, is_whole, model_of, model_place
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.progress import Progress
 from forebay.store.files import write_bytes
-from forebay.terminal import CommandReport
+from forebay.terminal import CommandReport, Progress
 from forebay.visible import human_bytes
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from forebay.errors import BuildError, ConfigError, SampleError
 from forebay.preprocess.group import Values, without
-from forebay.preprocess.probe_inputs import probe_images
+from forebay.preprocess.probes import probe_images
 from forebay.preprocess.video_form import OF_VIDEO, ShownVideos
 from forebay.rows.manifest import Manifest
 from forebay.rows.named_files import require_processor

@@ -11,7 +11,6 @@ from pathlib import Path
 from forebay.config.remote import RemoteConfig, is_url
 from forebay.errors import ForebayError, ManifestError, TarError
 from forebay.preprocess.pool import Pool
-from forebay.progress import Progress
 from forebay.store.remote.raw.raw_sources import (
     at_hand,
     files_below,
@@ -26,7 +25,7 @@ from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.index import current_index, is_indexed, json_path, load_index
 from forebay.tar.index import export_json as write_json
 from forebay.task_map import WorkerDied
-from forebay.terminal import CommandReport
+from forebay.terminal import CommandReport, Progress
 
 
 @dataclass(kw_only=True)

@@ -7,8 +7,6 @@ read it. Nothing here imports a group or a step, so looking at one costs little.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import shutil
@@ -30,13 +28,12 @@ from forebay.rows.manifest import CONVERSATION_SCHEMA, ITEM_SCHEMAS, LISTS, REJE
 from forebay.rows.named_files import are_same
 from forebay.rows.source_table import SourceFiles
 from forebay.steps.recipe import Recipe
-from forebay.store.files import hash_file, remove_aside, temporary_name, write_aside, write_bytes
+from forebay.store.files import hash_file, put_in_place, temporary_name, write_aside, write_bytes
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import BUILDING, Array, Group
 from forebay.store.memo import SIZE, is_young, stats_of
 from forebay.store.remote.raw.arriving import mirrors_in, rebased
 from forebay.store.remote.raw.raw_sources import MIRRORS, localized, look_up
-from forebay.store.shared_disk import move, seen
 from forebay.store.source_files import SourceFile, entry_files
 
 COPY_OF = "copy_of"
@@ -80,33 +77,9 @@ def save_listing(
             "files": files,
         }
         write_bytes(aside / name, json.dumps(whole).encode("ascii"))
-        _publish(aside, folder, name, files)
+        put_in_place(aside, folder, may_stay=lambda: (read_document(folder, name) or {}).get("files") == files)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _publish(aside: Path, folder: Path, name: str, files: Mapping[str, Any]) -> None:
-    """Puts a listing in its place; an equal one of another process, which others may have mapped, stays."""
-    while True:
-        try:
-            move(aside, folder)
-            return
-        except OSError as err:
-            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        seen(folder.is_dir, folder.parent, what=f"{folder.name} of another machine")
-        standing = read_document(folder, name)
-        if standing is not None and standing["files"] == files:
-            return
-        with contextlib.suppress(FileNotFoundError):  # another process has put it away
-            put_away(folder)
-
-
-def put_away(folder: Path) -> None:
-    """Removes a folder whose name may be used again at once."""
-    gone = temporary_name(folder)
-    move(folder, gone)
-    remove_aside(gone)
 
 
 def read_document(folder: Path, name: str) -> dict[str, Any] | None:

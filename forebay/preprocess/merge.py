@@ -31,7 +31,6 @@ from forebay.preprocess.combine import (
     rejections_of,
     require_one_recipe,
 )
-from forebay.progress import Progress
 from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache
 from forebay.store.files import TEMPORARY_MARK, require_writable, sweep
@@ -41,8 +40,9 @@ from forebay.store.metadata import read_metadata
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.row_table import strings_digest
 from forebay.store.seal import Contents, check_shard, quick_problems, seal
-from forebay.store.source_files import MERGED, SUBSET
+from forebay.store.source_comparison import MERGED, SUBSET
 from forebay.store.where import parse_where
+from forebay.terminal import Progress
 
 _OURS = (PLANS, TAR_INDEX, TEXTS, INPUTS)
 """Folders of a cache root that hold no cache."""

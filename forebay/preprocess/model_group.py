@@ -28,11 +28,17 @@ from forebay.preprocess.device_process import Model, model_at_hand
 from forebay.preprocess.group import Coder, ItemGroup, Items, Read, Values, values_digest
 from forebay.preprocess.image_form import ArrayForm, DecodedForm
 from forebay.preprocess.image_group import ImageItems
-from forebay.preprocess.model_batches import batches_by_length, own_rows, require_variants, too_large, varied_fields
-from forebay.preprocess.pair_inputs import PairInputs
-from forebay.preprocess.probe_sample import in_words, promise_of, sample_of
-from forebay.preprocess.row_captions import caption_counts
-from forebay.preprocess.text_inputs import TextInputs
+from forebay.preprocess.model_inputs import (
+    PairInputs,
+    TextInputs,
+    batches_by_length,
+    caption_counts,
+    own_rows,
+    require_variants,
+    too_large,
+    varied_fields,
+)
+from forebay.preprocess.probes import in_words, promise_of, sample_of
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
 from forebay.spans import FEATURES, span

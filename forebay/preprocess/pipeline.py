@@ -46,7 +46,7 @@ from forebay.steps.recipe import AnyConfig, Recipe, as_config, plan_example, rec
 from forebay.steps.step import Stored
 from forebay.steps.table import forms_of
 from forebay.store.cache import open_cache
-from forebay.store.files import remove_aside, require_writable, sweep, temporary_name
+from forebay.store.files import put_away, require_writable, sweep
 from forebay.store.layout import BUILDING, INPUTS, PLANS, TAR_INDEX, Constants, Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
@@ -55,10 +55,9 @@ from forebay.store.remote.carry.transfer import push
 from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.raw.raw_sources import localized, naming_urls
-from forebay.store.sample_filter import Filter
 from forebay.store.seal import quick_problems, verify_folder
-from forebay.store.selection import filtered
-from forebay.store.shared_disk import is_gone, move, seen
+from forebay.store.selection import Filter, filtered
+from forebay.store.shared_disk import is_gone, seen
 from forebay.store.source import SampleSource
 from forebay.task_map import WorkerDied, begin, is_second_try
 from forebay.visible import from_here
@@ -143,9 +142,7 @@ def _settle(folder: Path, url: Url, config: Config) -> None:
             left -= wanted.size_bytes
             if left < 0 or not mirror.adopt(wanted, folder / wanted.name):
                 break
-    aside = temporary_name(folder)
-    move(folder, aside)
-    remove_aside(aside)
+    put_away(folder)
 
 
 def _files(folder: Path) -> list[WantedFile]:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from forebay.preprocess.worker import ORDER, START, STATUS, WAIT
-from forebay.progress import Progress
 from forebay.store.memo import hash_files
 from forebay.task_map import WorkerDied
+from forebay.terminal import Progress
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -30,13 +30,13 @@ from forebay.preprocess.listing_folder import (
     folder_of,
     manifest_in,
     prepared_document,
-    put_away,
     save_listing,
     submission_file,
     table_of,
 )
-from forebay.preprocess.probe_sample import require_promise
+from forebay.preprocess.probes import require_promise
 from forebay.steps.recipe import Recipe
+from forebay.store.files import put_away
 from forebay.store.key import SHORT
 from forebay.store.layout import Constants, Group
 from forebay.store.lookup import Sealed

@@ -21,13 +21,13 @@ from forebay.preprocess.groups import Groups
 from forebay.preprocess.prepared import locked
 from forebay.preprocess.stage import Stage
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
-from forebay.progress import Progress
 from forebay.rows.manifest import reduced
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.named_files import unchanged_stats
 from forebay.store.layout import TEXT, Group
 from forebay.store.shard import Columns, shard_fields, write_columns
 from forebay.store.source_files import SourceFile
+from forebay.terminal import Progress
 
 Made = tuple[Columns, list[Failure]]
 _ATTEMPTS = 3

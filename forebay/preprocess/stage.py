@@ -32,8 +32,7 @@ from forebay.preprocess.workspace import Receipt, receipt_from_json, receipt_to_
 from forebay.steps.recipe import Recipe
 from forebay.store.files import sweep, temporary_name, write_bytes
 from forebay.store.layout import Group
-from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.bucket.object_store import find, find_bytes
+from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo, find, find_bytes
 from forebay.store.remote.carry.proof import Proof, hash_object, proof_of, save_object
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.node.node import WantedFile

@@ -15,7 +15,6 @@ from typing import Literal
 from forebay.config.tree import Config, TextConfig
 from forebay.errors import ConfigError
 from forebay.preprocess.group import NO_TEXT
-from forebay.progress import Progress
 from forebay.rows.list_rows import list_rows
 from forebay.rows.meanings.own import meaning_of
 from forebay.steps.table import text_step
@@ -28,7 +27,7 @@ from forebay.steps.text.transcript import Transcript
 from forebay.store.files import folder_aside, temporary_name
 from forebay.store.remote.raw.raw_sources import localized
 from forebay.store.texts import TextStore
-from forebay.terminal import CommandReport, first_of
+from forebay.terminal import CommandReport, Progress, first_of
 from forebay.visible import from_here, json_text, printable
 
 COUNTS = "symbols.json"

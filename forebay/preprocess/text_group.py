@@ -15,7 +15,7 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.preprocess.group import NO_TEXT, Values, columns_digest, kept_document, values_digest
-from forebay.preprocess.probe_inputs import PROBE_LABELS, PROBE_TEXTS, probe_conversations
+from forebay.preprocess.probes import PROBE_LABELS, PROBE_TEXTS, probe_conversations
 from forebay.rows.kept_columns import PREFIX, values_of
 from forebay.rows.windows import SPOKEN
 from forebay.steps.form import BatchForm

@@ -19,7 +19,7 @@ from typing import Any
 from forebay.config.remote import is_url
 from forebay.config.tree import Config
 from forebay.errors import CacheError, RemoteError
-from forebay.preprocess.probe_sample import is_promised, numbers_of
+from forebay.preprocess.probes import is_promised, numbers_of
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, remove_aside, remove_tree, temporary_name, write_bytes
 from forebay.store.key import SHORT, digest

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
+from forebay.rows.equal_values import first_rows
 from forebay.rows.manifest import ROW_SCHEMA, WHOLE_FILE, Kind, Manifest, joined, rejections, storable
 from forebay.rows.named_files import path_stem
 from forebay.rows.source_table import SourceFiles
-from forebay.rows.string_index import first_rows
 from forebay.store.layout import Array
 from forebay.terminal import first_of
 

@@ -445,16 +445,13 @@ def _by_record(listing: RowListing) -> NamedRows:
     return NamedRows(manifest, classes, media)
 
 
-def read_manifest(
-    source: SourceConfig, meaning: Meaning, *, cache_root: str | os.PathLike[str] | None = None
-) -> Manifest:
+def read_manifest(source: SourceConfig, meaning: Meaning) -> Manifest:
     """Returns the rows that a manifest names and the filters leave, as far as it alone tells; no tar is opened.
 
-    Tars that are listed without their rows have none yet; durations may be NaN, places UNLOCATED. cache_root: None
-    where no index may be kept.
+    Tars that are listed without their rows have none yet; durations may be NaN, places UNLOCATED. No index is kept.
     Raises ManifestError where a manifest as a whole cannot be used: absent, empty, another form, columns or types.
     """
-    return _named(RowListing(source=source, meaning=meaning, cache_root=os.fspath(cache_root or ""))).manifest
+    return _named(RowListing(source=source, meaning=meaning, cache_root="")).manifest
 
 
 def _located(listing: RowListing) -> Manifest:

@@ -20,6 +20,7 @@ import xxhash
 from forebay.config.data import SourceConfig
 from forebay.errors import BuildError, SampleError
 from forebay.rows.audio_facts import NamedMembers, told_info
+from forebay.rows.equal_values import first_uses, share_groups
 from forebay.rows.listed_frames import Frames
 from forebay.rows.manifest import (
     ITEM_FACTS,
@@ -40,7 +41,6 @@ from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.segments import SEGMENT_COLUMNS, Bounds, recordings_of, segment_columns, segment_of
-from forebay.rows.shared_items import first_uses, share_groups
 from forebay.steps.audio.film_sound import film_info, is_film
 from forebay.steps.image.still_settings import Still
 from forebay.steps.image.video_frames import video_facts

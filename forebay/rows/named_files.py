@@ -22,8 +22,8 @@ from forebay.config.pretrained_folder import hub_advice, processor_digest
 from forebay.config.remote import is_url
 from forebay.errors import BuildError, ManifestError
 from forebay.rows.columns_aside import BLOCK_ROWS
+from forebay.rows.equal_values import StringIndex, first_rows, hashes_of
 from forebay.rows.source_table import SourceFiles
-from forebay.rows.string_index import StringIndex, first_rows, hashes_of
 from forebay.store.layout import Array
 from forebay.store.memo import Hashed, Hashing, Memo, Stat, hash_now, hexes, stats_of
 from forebay.store.remote.raw.origin import forget

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.steps.form import BatchForm, FieldForm, place_in
-from forebay.steps.form_values import finish_named, raw
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.form_values import finish_named, place_in, raw
 from forebay.steps.image.tables import expand
 from forebay.steps.step import Allocate, Batch, PaddingSide, TextBatch
 from forebay.store.layout import Array

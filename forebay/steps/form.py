@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 
-from forebay.steps.form_values import FINISHES, MAX_RANK, identifier, integer, is_number, number, one_of, require, text
+from forebay.steps.form_values import (
+    FINISHES,
+    MAX_RANK,
+    Side,
+    holds_values,
+    identifier,
+    integer,
+    is_number,
+    number,
+    one_of,
+    require,
+    shown_shape,
+    text,
+)
 from forebay.steps.form_values import Table as Table
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.source import column
@@ -24,7 +37,6 @@ if TYPE_CHECKING:
     from forebay.store.source import Sample
 
 Join = Literal["stack", "cat", "nest"]
-Side = Literal["right", "left"]
 PromiseKind = Literal["exact", "within", "alone"]
 DTYPES = ("float32", "int64", "int32", "int16", "int8", "uint8", "bool")
 """Of fields of a batch. float32 becomes the dtype that a loader is asked for."""
@@ -272,7 +284,7 @@ class FieldForm:
             return array
         with np.errstate(over="ignore"):
             values = array.astype(self.stored_dtype)
-        if not _is_kept(values, array):
+        if not holds_values(values, array):
             raise ValueError(f"{self.name} holds values of {array.dtype} that {self.stored_dtype} does not")
         return values
 
@@ -466,28 +478,6 @@ def promises(constants: Mapping[Group, Mapping[str, Any]]) -> dict[Group, str]:
             except ValueError as err:
                 found[group] = f"no promise: {err}"
     return found
-
-
-def _is_kept(values: Array, array: Array) -> bool:
-    """Returns whether a cast array holds the values of the one that was cast, rounded if they are floats."""
-    if values.dtype.kind == "f":
-        return bool(np.isfinite(values).all())
-    if array.dtype.kind not in "iu" or not array.size:
-        return np.array_equal(values, array)
-    held = np.iinfo(values.dtype)  # two passes without a cast are faster than a comparison with one
-    return bool(held.min <= array.min() and array.max() <= held.max)
-
-
-def place_in(shape: Sequence[int], rooms: Sequence[int], side: Side) -> tuple[slice, ...]:
-    """Returns where an array of a shape stands in a block of these lengths."""
-    if side == "right":
-        return tuple(slice(0, length) for length in shape)
-    return tuple(slice(room - length, room) for length, room in zip(shape, rooms, strict=True))
-
-
-def shown_shape(shape: Sequence[int | None]) -> str:
-    """Returns the shape of an array as messages have it, n for an axis that grows."""
-    return f"[{', '.join('n' if length is None else str(length) for length in shape)}]"
 
 
 def _shape(value: Any, what: str) -> tuple[int | None, ...]:

@@ -1,4 +1,4 @@
-"""Values of a form: tables of codes, operations, and what reads values of JSON or raises FormError."""
+"""Values of a form: tables of codes, operations, shapes, and what reads values of JSON or raises FormError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,22 @@ from forebay.store.layout import Array
 if TYPE_CHECKING:
     import torch
 
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    pass
+
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+
 Count = TypeVar("Count", int, "torch.Tensor")
+Side = Literal["right", "left"]
+"""Where an array lies in its room, away from the padding."""
 MAX_AXIS, MAX_RANK = 1 << 31, 8
 _MAX_TEXT, _MAX_CHANNELS = 4096, 1024
 
@@ -156,3 +171,25 @@ def raw(tensor: torch.Tensor) -> Array:
     import torch  # not at import: forms are read where nothing else needs it
 
     return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def place_in(shape: Sequence[int], rooms: Sequence[int], side: Side) -> tuple[slice, ...]:
+    """Returns where an array of a shape stands in a block of these lengths."""
+    if side == "right":
+        return tuple(slice(0, length) for length in shape)
+    return tuple(slice(room - length, room) for length, room in zip(shape, rooms, strict=True))
+
+
+def shown_shape(shape: Sequence[int | None]) -> str:
+    """Returns the shape of an array as messages have it, n for an axis that grows."""
+    return f"[{', '.join('n' if length is None else str(length) for length in shape)}]"
+
+
+def holds_values(values: Array, array: Array) -> bool:
+    """Returns whether a cast array holds the values of the one that was cast, rounded if they are floats."""
+    if values.dtype.kind == "f":
+        return bool(np.isfinite(values).all())
+    if array.dtype.kind not in "iu" or not array.size:
+        return np.array_equal(values, array)
+    held = np.iinfo(values.dtype)  # two passes without a cast are faster than a comparison with one
+    return bool(held.min <= array.min() and array.max() <= held.max)

@@ -34,7 +34,7 @@ STEPS: dict[Group, Table] = {
         "mel": f"{_AUDIO}.mel:Mel",
         "given": f"{_AUDIO}.given:Given",
         "extractor": f"{_AUDIO}.extractor.extractor_step:Extractor",
-        "lengths": f"{_AUDIO}.lengths:Lengths",
+        "lengths": f"{_AUDIO}.given:Lengths",
         "none": f"{_AUDIO}.given:NoAudio",
     },
     "image": {"patches": f"{_IMAGE}.qwen2_vl:Patches", "processor": f"{_IMAGE}.processor.processor_step:Processed"},

@@ -26,7 +26,7 @@ import xxhash
 from forebay.errors import BuildError
 from forebay.store.held import AnyFile, readers_of
 from forebay.store.layout import METADATA
-from forebay.store.shared_disk import move
+from forebay.store.shared_disk import move, seen
 
 TEMPORARY_MARK = ".tmp-"
 """Part of the name of every file and folder that is being written; none of them is ever read."""
@@ -82,6 +82,32 @@ def remove_aside(folder: Path) -> bool:
         return False
     remove_tree(folder)
     return True
+
+
+def put_away(folder: Path) -> None:
+    """Removes a folder whose name may be used again at once."""
+    gone = temporary_name(folder)
+    move(folder, gone)
+    remove_aside(gone)
+
+
+def put_in_place(aside: Path, folder: Path, *, may_stay: Callable[[], bool]) -> bool:
+    """Gives a whole folder its name; whether it did. One that stands there and may stay does, any other makes room.
+
+    An equal one of another process stays: others may have it mapped, and for a moment none would be there.
+    """
+    while True:
+        try:
+            move(aside, folder)
+            return True
+        except OSError as err:
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        seen(folder.is_dir, folder.parent, what=f"{folder.name} of another machine")
+        if may_stay():
+            return False
+        with contextlib.suppress(FileNotFoundError):  # another process has put it away
+            put_away(folder)
 
 
 def remove_tree(folder: Path) -> None:
@@ -223,6 +249,21 @@ def write_bytes(path: Path, data: bytes | memoryview) -> None:
     """Makes `path` hold exactly `data`, or leaves it as it was."""
     with write_aside(path) as file:
         write_all(file, data)
+
+
+def append(path: Path, data: bytes, *, kept: bytes | int | None, is_synced: bool = True) -> None:
+    """Adds to a file. kept: what it begins with anew; or how many bytes of it stay; None: all of it."""
+    if isinstance(kept, bytes):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, kept + data)
+        return
+    if kept is not None:
+        os.truncate(path, kept)
+    with open(path, "ab") as file:
+        file.write(data)
+        file.flush()
+        if is_synced:
+            os.fsync(file.fileno())
 
 
 def fsync_folder(path: Path) -> None:

@@ -29,22 +29,19 @@ from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import is_file, localized
 from forebay.store.remote.small_files import RemoteRoot
-from forebay.store.source_files import (
-    ABSENT,
+from forebay.store.source_comparison import (
     ShownSources,
+    SourceIndex,
     SourceState,
-    StoredSources,
     compare_derived,
     compare_sources,
     described,
     is_derived,
-    leads_out,
-    load_sources,
     path_of,
     source_differences,
     steps_differences,
 )
-from forebay.store.source_index import SourceIndex
+from forebay.store.source_files import ABSENT, StoredSources, leads_out, load_sources
 from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)

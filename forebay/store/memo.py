@@ -33,10 +33,10 @@ import xxhash
 
 from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError
-from forebay.progress import Progress
 from forebay.store.files import hash_opened, is_temporary, write_bytes
 from forebay.store.layout import NOTES, PLANS, Array
 from forebay.store.remote.raw.raw_sources import place_of, source_stat, stat_of_status
+from forebay.terminal import Progress
 
 logger = logging.getLogger(__name__)
 FILE_NAME = "hashes.memo"

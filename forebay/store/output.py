@@ -23,7 +23,8 @@ from forebay.errors import ConfigError
 from forebay.store.files import fsync_folder, hash_file, sweep, write_all, write_bytes
 from forebay.store.lookup import SOURCES_NAME
 from forebay.store.shared_disk import try_alone
-from forebay.store.source_files import StoredSource, listed_files, load_sources, path_of
+from forebay.store.source_comparison import path_of
+from forebay.store.source_files import StoredSource, listed_files, load_sources
 from forebay.terminal import first_of
 
 _SUFFIXES = {
@@ -159,7 +160,7 @@ def filling(folder: Path, document_name: str, *, identity: Mapping[str, Any], op
     Raises ConfigError where the folder holds anything else, or another process fills it.
     """
     if os.path.lexists(folder) and not folder.is_dir():
-        raise ConfigError(f"{option} {folder} is a file; name a folder", code="FB115")
+        raise _refused(f"{option} {folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     sweep(folder)
     filled = Filling(folder, document_name, identity)
@@ -172,7 +173,7 @@ def filling(folder: Path, document_name: str, *, identity: Mapping[str, Any], op
         _require_empty(folder, option)
     with open(journal, "ab+", buffering=0) as file:
         if try_alone(file.fileno()) == "taken":  # without locks both write the same bytes
-            raise ConfigError(f"{option} {folder}: another process is filling it; wait for its end", code="FB115")
+            raise _refused(f"{option} {folder}: another process is filling it; wait for its end")
         filled._journal = file
         filled.finished = _begun(filled, file, option)
         yield filled
@@ -218,10 +219,9 @@ class Summed(io.BufferedIOBase):
 def _require_empty(folder: Path, option: str) -> None:
     names = sorted(os.listdir(folder))
     if names:
-        raise ConfigError(
+        raise _refused(
             f"{option} {folder} is not empty: it holds {first_of(list(map(repr, names)), 1)}, which this command did "
-            "not write; name a new or empty folder",
-            code="FB115",
+            "not write; name a new or empty folder"
         )
 
 
@@ -244,9 +244,7 @@ def _begun(filled: Filling, file: BinaryIO, option: str) -> list[Entry]:
         if isinstance(err, ConfigError):
             raise
         journal = journal_of(filled.folder, filled.document_name)
-        raise ConfigError(
-            f"{journal} is none that forebay writes; name another folder, or remove that one", code="FB115"
-        ) from err
+        raise _refused(f"{journal} is none that forebay writes; name another folder, or remove that one") from err
 
 
 def _whole(folder: Path, name: str, identity: Mapping[str, Any], option: str) -> Mapping[str, Any]:
@@ -258,13 +256,9 @@ def _whole(folder: Path, name: str, identity: Mapping[str, Any], option: str) ->
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         if isinstance(err, ConfigError):
             raise
-        raise ConfigError(
-            f"{option} {folder}: its {name} is none that forebay writes; name a new folder", code="FB115"
-        ) from err
+        raise _refused(f"{option} {folder}: its {name} is none that forebay writes; name a new folder") from err
     if problems:
-        raise ConfigError(
-            f"{option} {folder}: its {name} says that it is whole, and {problems[0]}; remove the folder", code="FB115"
-        )
+        raise _refused(f"{option} {folder}: its {name} says that it is whole, and {problems[0]}; remove the folder")
     found: Mapping[str, Any] = document
     return found
 
@@ -274,10 +268,9 @@ def require_same(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, A
     for name in {**wanted, **stored}:
         if stored.get(name) != wanted.get(name):
             was, now = (str(each.get(name))[:_SHOWN] for each in (stored, wanted))
-            raise ConfigError(
+            raise _refused(
                 f"{option} {folder} holds what another command wrote: {name} is {was} there, {now} is wanted; "
-                "name another folder, or remove that one",
-                code="FB115",
+                "name another folder, or remove that one"
             )
 
 
@@ -289,3 +282,7 @@ def _problem(folder: Path, entry: Entry) -> str | None:
     except FileNotFoundError:
         return f"{entry['name']} is not there"
     return None if size == entry["size_bytes"] else f"{entry['name']} has {size} bytes, not {entry['size_bytes']}"
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(what, code="FB115")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import CacheCorruptError, CacheError, CacheIncompleteError, CacheMismatchError
-from forebay.progress import Progress
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import fsync_folder, link_or_copy, remove_aside, remove_tree, temporary_name
 from forebay.store.held import AnyFile
@@ -32,6 +31,7 @@ from forebay.store.remote.carry.proof import check_bytes, check_sizes
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, to_table
 from forebay.store.shared_disk import SILLY_MARK, move, seen
+from forebay.terminal import Progress
 
 logger = logging.getLogger(__name__)
 _AT_FDCWD = -100

@@ -189,9 +189,7 @@ class Shard:
             self._columns = [_column(mapping, entry, f, span) for f, span in zip(fields, entry.spans, strict=True)]
             self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
         except (ValueError, TypeError, OverflowError) as err:  # its checksum is right, so somebody wrote it like this
-            raise CacheCorruptError(
-                f"{path}: its entry in the shard table leads out of the file: {err}", code="FB411"
-            ) from err
+            raise _refused(f"{path}: its entry in the shard table leads out of the file: {err}") from err
         self.tensors: TensorColumns = tuple(
             (f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"
         )
@@ -221,11 +219,10 @@ class Shard:
         computed = sample_hash(list(row.values()))
         stored = int(self.hashes[index])
         if computed != stored:
-            raise CacheCorruptError(
+            raise _refused(
                 f"{self.path} row {index} (bytes from {self._first_byte(index)}): stored xxh3-64 "
                 f"{stored & (2**64 - 1):016x}, computed {computed & (2**64 - 1):016x}; "
-                "run: forebay preprocess CONFIG --verify, it makes this shard again",
-                code="FB411",
+                "run: forebay preprocess CONFIG --verify, it makes this shard again"
             )
 
     def column(self, name: str) -> tuple[Array, Array]:
@@ -238,10 +235,9 @@ class Shard:
             if stored != computed:
                 del self._checksums  # perhaps it is these that are damaged, and are mended
                 shown = "none" if stored is None else f"{stored:08x}"
-                raise CacheCorruptError(
+                raise _refused(
                     f"{self.path} {member}: stored CRC-32 {shown}, computed {computed:08x}; "
-                    "run: forebay preprocess CONFIG --verify",
-                    code="FB411",
+                    "run: forebay preprocess CONFIG --verify"
                 )
         return values, offsets
 
@@ -268,9 +264,7 @@ class Shard:
         try:  # of the mapping and not of the path, where a rebuilt cache may stand by now
             return stored_checksums(self._mapping)
         except ValueError as err:
-            raise CacheCorruptError(
-                f"{self.path}: {err}; run: forebay preprocess CONFIG --verify", code="FB411"
-            ) from err
+            raise _refused(f"{self.path}: {err}; run: forebay preprocess CONFIG --verify") from err
 
     def _index(self, name: str) -> int:
         return [field.name for field in self.fields].index(name)
@@ -306,17 +300,14 @@ def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
         with path.open() if isinstance(path, HeldFile) else open(path, "rb", opener=open_own) as file:
             size = os.fstat(file.fileno()).st_size
             if size != entry.size_bytes:
-                raise CacheCorruptError(
-                    f"{path} has {size} bytes, its cache says {entry.size_bytes}; run: forebay preprocess CONFIG",
-                    code="FB411",
+                raise _refused(
+                    f"{path} has {size} bytes, its cache says {entry.size_bytes}; run: forebay preprocess CONFIG"
                 )
             mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     except ForebayError:  # some of these are an OSError or a ValueError too
         raise
     except FileNotFoundError as err:
-        raise CacheCorruptError(
-            f"{path} is missing from its cache; run: forebay preprocess CONFIG", code="FB411"
-        ) from err
+        raise _refused(f"{path} is missing from its cache; run: forebay preprocess CONFIG") from err
     except (OSError, ValueError) as err:  # ValueError: an empty file that its entry calls empty
         if isinstance(err, OSError) and is_gone(err) and isinstance(path, HeldFile):
             path.folder.raise_gone(path.place, err)
@@ -327,9 +318,7 @@ def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
             ) from err
         raise CacheCorruptError(f"{path} cannot be opened: {getattr(err, 'strerror', None) or err}") from err
     if mapping[:4] != LOCAL_SIGNATURE or mapping[-END_SIZE : 4 - END_SIZE] != END_SIGNATURE:
-        raise CacheCorruptError(
-            f"{path} does not begin and end like a .tdz; run: forebay preprocess CONFIG", code="FB411"
-        )
+        raise _refused(f"{path} does not begin and end like a .tdz; run: forebay preprocess CONFIG")
     return mapping
 
 
@@ -404,3 +393,7 @@ def entry_from_json(document: dict[str, Any]) -> ShardEntry:
 
 def _spans(rows: Sequence[Sequence[int]]) -> tuple[Span, ...]:
     return tuple((int(values), int(count), int(offsets)) for values, count, offsets in rows)
+
+
+def _refused(what: str) -> CacheCorruptError:
+    return CacheCorruptError(what, code="FB411")

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,45 +45,28 @@ class Value:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A column compared with a value or another column. sign: a key of `_SIGNS`."""
-
-    column: Column
-    sign: str
-    other: Column | Value
+Truth = tuple[Array, Array]
+"""For which rows a condition is true, and for which it is false, bool [rows]; it is neither where it is unknown."""
+Condition = Callable[["ConditionRows"], Truth]
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Whether a column has one of some values, or none of them."""
+def _joined(parts: Sequence[Condition], *, is_any: bool) -> Condition:
+    """Returns all of some conditions, true of none at all; or any of them, false of none at all."""
 
-    column: Column
-    values: tuple[Value, ...]
-    is_negated: bool
+    def truth(rows: ConditionRows) -> Truth:
+        is_true = np.full(len(rows), not is_any)
+        is_false = ~is_true
+        for part in parts:
+            found, missed = part(rows)
+            is_true = is_true | found if is_any else is_true & found
+            is_false = is_false & missed if is_any else is_false | missed
+        return is_true, is_false
 
-
-@dataclass(frozen=True, slots=True)
-class IsNull:
-    """Whether a column has no value, or one."""
-
-    column: Column
-    is_negated: bool
+    return truth
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """All of some conditions, true of none at all; or any of them, false of none at all."""
-
-    parts: tuple[Any, ...]
-    is_any: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Negated:
-    """The other truth value of a condition."""
-
-    part: Any
+def _negated(part: Condition) -> Condition:
+    return lambda rows: part(rows)[::-1]
 
 
 class ConditionRows:
@@ -91,36 +75,13 @@ class ConditionRows:
     def __init__(self, table: pa.Table, setting: str) -> None:
         self._table, self._setting = table, setting
 
-    def holds(self, condition: Any) -> Array:
-        """Returns for which rows a condition is true, bool [rows]."""
-        return self._truth(condition)[0]
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
 
-    def _truth(self, condition: Any) -> tuple[Array, Array]:
-        """Returns for which rows a condition is true, and for which it is false; it is neither where it is unknown."""
-        match condition:
-            case Joined(parts=parts, is_any=is_any):
-                return self._folded(parts, is_any=is_any)
-            case Negated(part=part):
-                is_true, is_false = self._truth(part)
-                return is_false, is_true
-            case IsNull(column=column, is_negated=is_negated):
-                is_null: Array = self._column(column).is_null().to_numpy()
-                return (~is_null, is_null) if is_negated else (is_null, ~is_null)
-            case OneOf():
-                found, is_valid = self._one_of(condition)
-                found = ~found if condition.is_negated else found
-            case _:
-                found, is_valid = self._compared(condition)
-        return found & is_valid, ~found & is_valid
-
-    def _folded(self, parts: Sequence[Any], *, is_any: bool) -> tuple[Array, Array]:
-        is_true = np.full(self._table.num_rows, not is_any)
-        is_false = ~is_true
-        for part in parts:
-            found, missed = self._truth(part)
-            is_true = is_true | found if is_any else is_true & found
-            is_false = is_false & missed if is_any else is_false | missed
-        return is_true, is_false
+    def is_null(self, column: Column) -> Truth:
+        """Returns for which rows a column has no value."""
+        found: Array = self._column(column).is_null().to_numpy()
+        return found, ~found
 
     def _column(self, column: Column) -> pa.ChunkedArray:
         return self._table[column.name]
@@ -175,38 +136,36 @@ class ConditionRows:
 
         return self._column(column).cast(pa.large_string())
 
-    def _one_of(self, condition: OneOf) -> tuple[Array, Array]:
-        """Returns which rows have one of the values, and which have a value at all."""
+    def one_of(self, column: Column, values: Sequence[Value]) -> Truth:
+        """Returns for which rows a column has one of some values."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        kind = self._comparable(condition.column)
-        for value in condition.values:
-            self._require(condition.column, value)
-        is_valid = self._column(condition.column).is_valid().to_numpy()
-        values = [value.value for value in condition.values]
+        kind = self._comparable(column)
+        for value in values:
+            self._require(column, value)
+        plain = [value.value for value in values]
         if kind == "text":
-            found = pc.is_in(self._texts(condition.column), value_set=pa.array(values, pa.large_string())).to_numpy()
+            found = pc.is_in(self._texts(column), value_set=pa.array(plain, pa.large_string())).to_numpy()
         elif kind == "number":
-            found = np.isin(self._numbers(condition.column)[0], np.array(values, np.float64))
+            found = np.isin(self._numbers(column)[0], np.array(plain, np.float64))
         else:
-            found = np.isin(self._truths(condition.column), np.array(values, bool))
-        return np.asarray(found), is_valid
+            found = np.isin(self._truths(column), np.array(plain, bool))
+        return _where_known(np.asarray(found), self._column(column).is_valid().to_numpy())
 
     def _truths(self, column: Column) -> Array:
         return np.asarray(self._column(column).fill_null(fill_value=False).to_numpy())
 
-    def _compared(self, condition: Comparison) -> tuple[Array, Array]:
-        """Returns for which rows a comparison is true, and which have values on both sides."""
+    def compared(self, column: Column, sign: str, other: Column | Value) -> Truth:
+        """Returns for which rows a column compares so with a value, or another column. sign: a key of `_SIGNS`."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        column, sign, other = condition.column, condition.sign, condition.other
         kind = self._require(column, other)
         if kind == "text":
             texts = self._texts(other) if isinstance(other, Column) else pa.scalar(other.value, pa.large_string())
             found = getattr(pc, _SIGNS[sign])(self._texts(column), texts)
-            return found.fill_null(fill_value=False).to_numpy(), found.is_valid().to_numpy()
+            return _where_known(found.fill_null(fill_value=False).to_numpy(), found.is_valid().to_numpy())
         if kind == "truth value" and sign not in ("==", "!="):
             raise ConfigError(
                 f"{self._setting}: column {column.name} at character {column.at} holds truth values, which have no "
@@ -219,12 +178,16 @@ class ConditionRows:
             is_valid = is_valid & other_is_valid
         else:
             right = np.asarray(other.value)
-        return np.asarray(getattr(np, _SIGNS[sign])(left, right)), is_valid
+        return _where_known(np.asarray(getattr(np, _SIGNS[sign])(left, right)), is_valid)
 
     def _plain(self, column: Column, kind: str) -> tuple[Array, Array]:
         if kind == "number":
             return self._numbers(column)
         return self._truths(column), self._column(column).is_valid().to_numpy()
+
+
+def _where_known(found: Array, is_valid: Array) -> Truth:
+    return found & is_valid, ~found & is_valid
 
 
 _PLURAL = {"text": "texts", "number": "numbers", "truth value": "truth values"}
@@ -270,7 +233,7 @@ class WhereClause:
     text: str
     columns: tuple[str, ...]
     _setting: str = field(repr=False)
-    _condition: Any = field(repr=False)
+    _condition: Condition = field(repr=False, compare=False)
     _places: Mapping[str, int] = field(repr=False, compare=False)
 
     def require_columns(self, names: Collection[str]) -> None:
@@ -297,7 +260,7 @@ class WhereClause:
         Raises ConfigError for an unknown column, or one that is compared with a value of another kind.
         """
         self.require_columns(table.column_names)
-        return ConditionRows(table, self._setting).holds(self._condition)
+        return self._condition(ConditionRows(table, self._setting))[0]
 
 
 def is_no_column(name: str, names: Collection[str]) -> str:
@@ -344,33 +307,34 @@ class _Parser:
     def written(self, node: ast.expr) -> str:
         return ast.get_source_segment(self._parsed, node) or self._text
 
-    def condition(self, node: ast.expr, depth: int) -> Any:
+    def condition(self, node: ast.expr, depth: int) -> Condition:
         if depth > MAX_DEPTH:
             raise self._error(node, f"more than {MAX_DEPTH} conditions stand inside of each other")
         match node:
             case ast.BoolOp(op=op, values=values):
-                parts = tuple(self.condition(value, depth + 1) for value in values)
-                return Joined(parts, is_any=isinstance(op, ast.Or))
+                return _joined([self.condition(value, depth + 1) for value in values], is_any=isinstance(op, ast.Or))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return Negated(self.condition(operand, depth + 1))
+                return _negated(self.condition(operand, depth + 1))
             case ast.Compare(left=left, ops=ops, comparators=others):
                 lefts = [left, *others[:-1]]
                 pairs = [self._pair(*pair) for pair in zip(lefts, ops, others, strict=True)]
-                return pairs[0] if len(pairs) == 1 else Joined(tuple(pairs))
+                return pairs[0] if len(pairs) == 1 else _joined(pairs, is_any=False)
             case ast.Name():
                 column = self._column(node)
-                return Comparison(column, "==", Value(value=True, at=column.at))
+                return partial(ConditionRows.compared, column=column, sign="==", other=Value(value=True, at=column.at))
             case ast.Constant(value=bool() as value):
-                return Joined((), is_any=not value)
+                return _joined((), is_any=not value)
         raise self._error(node, "this is no condition")
 
-    def _pair(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
+    def _pair(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Condition:
         if isinstance(sign, (ast.In, ast.NotIn)):
-            return OneOf(self._named(left), self._values(right), isinstance(sign, ast.NotIn))
+            found = partial(ConditionRows.one_of, column=self._named(left), values=self._values(right))
+            return _negated(found) if isinstance(sign, ast.NotIn) else found
         if isinstance(sign, (ast.Is, ast.IsNot)):
             if not (isinstance(right, ast.Constant) and right.value is None):
                 raise self._error(right, "`is` goes with None alone; write ==")
-            return IsNull(self._named(left), isinstance(sign, ast.IsNot))
+            found = partial(ConditionRows.is_null, column=self._named(left))
+            return _negated(found) if isinstance(sign, ast.IsNot) else found
         one, two, written = self._operand(left), self._operand(right), _ORDER[type(sign)]
         if isinstance(one, Value):
             one, two, written = two, one, _TURNED[written]
@@ -378,7 +342,7 @@ class _Parser:
             raise self._error(left, "a comparison names a column on one side at least")
         if isinstance(two, Value) and two.value is None:
             raise self._error(right, "nothing compares with None; write `is None` or `is not None`")
-        return Comparison(one, written, two)
+        return partial(ConditionRows.compared, column=one, sign=written, other=two)
 
     def _named(self, node: ast.expr) -> Column:
         if not isinstance(node, ast.Name):

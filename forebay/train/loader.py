@@ -26,8 +26,7 @@ from forebay.store.remote.foresight import Foresight
 from forebay.store.source import Sample, SampleSource, SourceUnion, parts_of
 from forebay.train.augment.augmentation import Augmentation
 from forebay.train.augment.draws import Drawing, EpochDraws, Variants, without_variants
-from forebay.train.batch_columns import BatchColumns
-from forebay.train.collate.collator import BatchMaker, Collator, CropDraws
+from forebay.train.collate.collator import BatchColumns, BatchMaker, Collator, CropDraws
 from forebay.train.collate.device_features import DeviceFeatures
 from forebay.train.collate.patches import as_arrays, as_filler
 from forebay.train.collate.ragged import RaggedCollator, check_ragged

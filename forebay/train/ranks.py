@@ -61,9 +61,8 @@ def resolve_ranks(dp_rank: int | None = None, dp_world_size: int | None = None, 
     if dp_rank is not None and dp_world_size is not None:
         return _given(dp_rank, dp_world_size)
     if dp_rank is not None or dp_world_size is not None:
-        raise ConfigError(
-            f"dp_rank is {dp_rank} and dp_world_size is {dp_world_size}: give both, or neither, and they are found",
-            code="FB705",
+        raise _refused(
+            f"dp_rank is {dp_rank} and dp_world_size is {dp_world_size}: give both, or neither, and they are found"
         )
     if device_mesh is not None:
         return _of_mesh(device_mesh)
@@ -71,9 +70,8 @@ def resolve_ranks(dp_rank: int | None = None, dp_world_size: int | None = None, 
     if world is None:
         return Ranks(0, 1)
     if world.rank is None:
-        raise ConfigError(
-            f"WORLD_SIZE is {world.size} and RANK is not set; start with torchrun, or give dp_rank and dp_world_size",
-            code="FB705",
+        raise _refused(
+            f"WORLD_SIZE is {world.size} and RANK is not set; start with torchrun, or give dp_rank and dp_world_size"
         )
     if world.size > 1:
         _refuse_shared_models(world)
@@ -85,10 +83,9 @@ def _given(dp_rank: int, dp_world_size: int) -> Ranks:
     check_ranks(dp_rank, dp_world_size)
     world = _world()
     if world is not None and world.size % dp_world_size:
-        raise ConfigError(
+        raise _refused(
             f"dp_world_size is {dp_world_size}, which does not divide the {world.size} processes of {world.origin}: "
-            "ranks of one model replica read the same data, so replicas are of equal size",
-            code="FB705",
+            "ranks of one model replica read the same data, so replicas are of equal size"
         )
     return Ranks(int(dp_rank), int(dp_world_size))
 
@@ -102,14 +99,10 @@ def _world() -> _World | None:
     rank, size = _from_environment("RANK", low=0), _from_environment("WORLD_SIZE", low=1)
     if size is None:
         if rank is not None:
-            raise ConfigError(
-                f"RANK is {rank} and WORLD_SIZE is not set; start with torchrun, or set both, or neither", code="FB705"
-            )
+            raise _refused(f"RANK is {rank} and WORLD_SIZE is not set; start with torchrun, or set both, or neither")
         return None
     if rank is not None and rank >= size:
-        raise ConfigError(
-            f"RANK is {rank} and WORLD_SIZE is {size}; start with torchrun, or mend these variables", code="FB705"
-        )
+        raise _refused(f"RANK is {rank} and WORLD_SIZE is {size}; start with torchrun, or mend these variables")
     return _World(0 if size == 1 else rank, size, "RANK and WORLD_SIZE")
 
 
@@ -118,7 +111,7 @@ def _from_environment(name: str, *, low: int) -> int | None:
     if not written:
         return None
     if not written.isascii() or not written.isdecimal() or int(written) < low:
-        raise ConfigError(f"{name} is {written!r} in the environment, wanted an integer from {low} on", code="FB705")
+        raise _refused(f"{name} is {written!r} in the environment, wanted an integer from {low} on")
     return int(written)
 
 
@@ -126,32 +119,26 @@ def _of_mesh(mesh: Any) -> Ranks:
     from torch.distributed.device_mesh import DeviceMesh
 
     if not isinstance(mesh, DeviceMesh):
-        raise ConfigError(
-            f"device_mesh is a {type(mesh).__name__}, wanted a torch.distributed.device_mesh.DeviceMesh", code="FB705"
-        )
+        raise _refused(f"device_mesh is a {type(mesh).__name__}, wanted a torch.distributed.device_mesh.DeviceMesh")
     places = mesh.get_coordinate()
     if places is None:
-        raise ConfigError(
-            f"this process is in no place of device_mesh {mesh}; give it the mesh of its own ranks", code="FB705"
-        )
+        raise _refused(f"this process is in no place of device_mesh {mesh}; give it the mesh of its own ranks")
     names, sizes = mesh.mesh_dim_names, tuple(mesh.shape)
     if names is None and len(sizes) == 1:
         return Ranks(places[0], sizes[0])
     if names is None:
-        raise ConfigError(
+        raise _refused(
             f"device_mesh has {len(sizes)} dimensions without names, so which ranks read other data is not known; name "
-            'them (mesh_dim_names=("dp", "tp")), or give dp_rank and dp_world_size',
-            code="FB705",
+            'them (mesh_dim_names=("dp", "tp")), or give dp_rank and dp_world_size'
         )
     unknown = [name for name, size in zip(names, sizes, strict=True) if size > 1 and not _is_known(name)]
     taken = [number for number, name in enumerate(names) if name in DATA_DIMENSIONS]
     if unknown or not taken:
         what = f"a dimension {unknown[0]!r} that says nothing here" if unknown else "no dimension of data parallelism"
-        raise ConfigError(
+        raise _refused(
             f"device_mesh has {what} (its names are {', '.join(names)}; "
             f"known are {', '.join(sorted(DATA_DIMENSIONS))}); "
-            'give the part of it that reads other data, as in mesh["dp"], or dp_rank and dp_world_size',
-            code="FB705",
+            'give the part of it that reads other data, as in mesh["dp"], or dp_rank and dp_world_size'
         )
     rank, size = 0, 1
     for number in taken:
@@ -169,10 +156,9 @@ def _refuse_shared_models(world: _World) -> None:
         shared = {name: size for name, size in sizes.items() if size > 1}
         if shared:
             found = ", ".join(f"{name} of {size}" for name, size in shared.items())
-            raise ConfigError(
+            raise _refused(
                 f"{who} splits the model over ranks ({found}), and ranks of one model read the same data; give "
-                f"device_mesh=..., or dp_rank and dp_world_size, instead of the {world.size} ranks of {world.origin}",
-                code="FB705",
+                f"device_mesh=..., or dp_rank and dp_world_size, instead of the {world.size} ranks of {world.origin}"
             )
 
 
@@ -204,3 +190,7 @@ def _live_meshes() -> list[Any]:
     module = sys.modules.get("torch.distributed.device_mesh")
     kind = getattr(module, "DeviceMesh", None)
     return [found for found in gc.get_objects() if type(found) is kind] if kind is not None else []
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(what, code="FB705")

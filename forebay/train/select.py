@@ -26,8 +26,7 @@ from forebay.steps.table import form_step
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.memo import note
-from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, say_missing
-from forebay.store.selection import filtered
+from forebay.store.selection import Filter, FilterChoice, filtered, missing_of_all, say_missing
 from forebay.store.shared_disk import wait_alone
 from forebay.store.source import SampleSource, SourceUnion, has_untimed_items, parts_of, source_kind
 from forebay.train.augment.augmentation import Augmentation, draws_of

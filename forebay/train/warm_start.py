@@ -85,13 +85,7 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
     where a weight is not finite before or after. `out` is complete or absent.
     """
     _check_folders(model, out)
-    new, facts = read_tokenizer(tokenizer), model_facts(model)
-    if facts.own_loss is not None:
-        raise ConfigError(
-            f"{model} is {an(facts.model_class)}, and a warm start knows the prompts of {', '.join(FAMILIES)} alone; "
-            "name one of these, or give your model the new tokenizer by resize_token_embeddings",
-            code="FB108",
-        )
+    new, facts = read_tokenizer(tokenizer), _facts_of(model)
     loaded = load_model(model, seed=seed, dtype="auto")
     _check_finite(loaded, f"of {model}", "load the model again from where it came from")
     old = _old_tokenizer(model)
@@ -129,6 +123,17 @@ def _check_folders(model: Path, out: Path) -> None:
         raise ConfigError(
             f"--out {out} is there and not an empty folder; name a new folder, or remove that one", code="FB115"
         )
+
+
+def _facts_of(model: Path) -> ModelFacts:
+    facts = model_facts(model)
+    if facts.own_loss is not None:
+        raise ConfigError(
+            f"{model} is {an(facts.model_class)}, and a warm start knows the prompts of {', '.join(FAMILIES)} alone; "
+            "name one of these, or give your model the new tokenizer by resize_token_embeddings",
+            code="FB108",
+        )
+    return facts
 
 
 def _check_finite(model: Any, when: str, advice: str) -> None:

@@ -192,7 +192,7 @@ def test_another_family_refuses_them_and_their_setting(tmp_path: Path) -> None:
     bucket = 'plan={kind="bucket",batch_size=2}'
     report = build_here(config_of(tmp_path, [ROW, {"images": ["p0.jpg"], "question": "q", "answer": "a"}], bucket))
     assert report.failed == {"has_boxes": 1}
-    assert "how the model is shown them is not known" in json_lines(Path(report.cache) / "rejected.jsonl")[0]["message"]
+    assert "which are shown to Qwen-VL alone" in json_lines(Path(report.cache) / "rejected.jsonl")[0]["message"]
     with pytest.raises(ConfigError, match=r'text.boxes is "list", and .*model is of no Qwen-VL'):
         build_here(config_of(tmp_path, [ROW], bucket, 'text.boxes="list"'))
 

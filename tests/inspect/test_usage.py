@@ -14,7 +14,7 @@ from forebay import cli
 from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.inspect.command import usage_facts
-from forebay.inspect.inspect_lines import usage_lines
+from forebay.inspect.plan_lines import usage_lines
 from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.plan_usage import read_usage, to_line
 from forebay.store.cache import Cache, open_cache

@@ -13,7 +13,7 @@ from PIL import Image
 from forebay.config import BucketConfig, PackConfig
 from forebay.inspect.command import usage_facts
 from forebay.inspect.facts import plans_of
-from forebay.inspect.inspect_lines import usage_lines
+from forebay.inspect.plan_lines import usage_lines
 from forebay.plan.disk import is_plan, load_plan
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.store.cache import open_cache

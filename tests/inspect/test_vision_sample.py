@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from forebay.errors import CacheError
-from forebay.inspect.inspect_lines import count_lines
 from forebay.inspect.listed_groups import PatchItem
 from forebay.inspect.picture import draw_tiles, rows_of, sample_title
+from forebay.inspect.plan_lines import count_lines
 from forebay.inspect.sample import Sample, read_sample, spoken
 from forebay.inspect.seen_images import Picture, count_histogram
 from forebay.store.cache import open_cache

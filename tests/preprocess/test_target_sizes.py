@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.preprocess.target_sizes import LONGEST, TargetSizes, best_sizes, cropped_share
+from forebay.preprocess.cropped_images import LONGEST, TargetSizes, best_sizes, cropped_share
 
 AREAS = (128 * 128, 256 * 256)
 SIDES = st.lists(st.tuples(st.integers(64, 600), st.integers(64, 600)), min_size=1, max_size=12)

@@ -16,8 +16,7 @@ from forebay.config.tree import FilterConfig
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.carry.transfer import push
 from forebay.store.remote.remote_shards import RemoteShards
-from forebay.store.sample_filter import Filter
-from forebay.store.selection import Selection, filtered
+from forebay.store.selection import Filter, Selection, filtered
 from forebay.store.source import SourceUnion
 from forebay.train.select import make_loader, select
 from forebay.train.warm import WarmOptions, warm

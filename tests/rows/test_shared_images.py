@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.rows.shared_items import first_uses, share_groups
+from forebay.rows.equal_values import first_uses, share_groups
 
 
 def by_hand(files: list[int], rows: list[list[int]]) -> list[int]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.rows import string_index
-from forebay.rows.string_index import StringIndex, first_rows, hashes_of
+from forebay.rows import equal_values
+from forebay.rows.equal_values import StringIndex, first_rows, hashes_of
 
 TEXTS = st.lists(st.text("ab\u00e9\U0001f600", max_size=3), max_size=40)
 
@@ -23,9 +23,9 @@ def chunked(texts: Sequence[str], size: int = 7) -> pa.ChunkedArray:
 @pytest.fixture(params=["xxh3", "a bit"], autouse=True)
 def hashing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strings have hashes; where these are `a bit` long, most strings share one."""
-    monkeypatch.setattr(string_index, "BLOCK_ROWS", 5)
+    monkeypatch.setattr(equal_values, "BLOCK_ROWS", 5)
     if request.param == "a bit":
-        monkeypatch.setattr("forebay.rows.string_index.xxhash.xxh3_64_intdigest", lambda data: len(data) % 2)
+        monkeypatch.setattr("forebay.rows.equal_values.xxhash.xxh3_64_intdigest", lambda data: len(data) % 2)
 
 
 @given(TEXTS)

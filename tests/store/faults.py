@@ -27,14 +27,18 @@ def error_of(code: int, path: object) -> OSError:
 class Faults:
     """Counts the calls that make files; the `fail_at`-th of them raises `OSError(code)`, or `Killed` for code 0.
 
+    stays: so do all behind it, as on a disk that is full; a failed `mkdir` of what is there counts for none.
+
     Writes and closes are those of files that were opened for writing, unbuffered. `seen` names every call in order.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fail_at: int = -1, code: int = errno.ENOSPC) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, fail_at: int = -1, code: int = errno.ENOSPC, stays: bool = False
+    ) -> None:
         self.seen: list[str] = []
         self._places = itertools.count()  # threads may call at once, and each place is one's own
         self._fail_at = fail_at
-        self._code = code
+        self._code, self._stays = code, stays
         monkeypatch.setattr(builtins, "open", self._opener(builtins.open))
         for name in ("fsync", "link", "mkdir", "rename", "replace"):
             monkeypatch.setattr(os, name, self._wrapped(name, getattr(os, name)))
@@ -42,7 +46,8 @@ class Faults:
     def hit(self, name: str, path: object = None) -> None:
         """Counts one call, and raises where its turn has come; path: that the call was given, if any."""
         self.seen.append(name)
-        if next(self._places) == self._fail_at:
+        place = next(self._places)
+        if place == self._fail_at or (self._stays and place > self._fail_at):
             raise error_of(self._code, path) if self._code else Killed("killed")
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

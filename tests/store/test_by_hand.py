@@ -19,8 +19,7 @@ from forebay.config.tree import FilterConfig
 from forebay.store.by_hand import table_html
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lazy_tensordict import SamplesTensorDict
-from forebay.store.sample_filter import Filter
-from forebay.store.selection import Selection, filtered
+from forebay.store.selection import Filter, Selection, filtered
 from tests.store_factory import make_cache
 from tests.train.tiny_vl import conversations
 from tests.train.vl_cache import make_vl_cache

@@ -14,8 +14,7 @@ from forebay.config.load import parse_config
 from forebay.config.tree import FilterConfig
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config
-from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, say_missing
-from forebay.store.selection import filtered
+from forebay.store.selection import Filter, FilterChoice, filtered, missing_of_all, say_missing
 from tests.store.table_source import TableSource
 
 LANGUAGES = ["hi", "ta", "", None]

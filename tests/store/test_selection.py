@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.config.tree import FilterConfig
 from forebay.errors import CacheError
-from forebay.store.sample_filter import Filter
-from forebay.store.selection import Selection, filtered, first_samples
+from forebay.store.selection import Filter, Selection, filtered, first_samples
 from forebay.store.source import SourceUnion, source_kind
 from tests.store.table_source import TableSource
 from tests.train.fake_source import FakeSource

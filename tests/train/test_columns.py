@@ -14,7 +14,7 @@ from forebay import load_config
 from forebay.config import Config
 from forebay.errors import ConfigError
 from forebay.store.cache import open_cache
-from forebay.train.batch_columns import BatchColumns
+from forebay.train.collate.collator import BatchColumns
 from forebay.train.select import make_loader, select
 from tests.preprocess.corpus import speech_corpus
 from tests.preprocess.here_pool import build_here

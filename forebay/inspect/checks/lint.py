@@ -35,7 +35,7 @@ from forebay.store.lookup import find_cache
 from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
 from forebay.store.remote.raw.raw_sources import naming_urls
-from forebay.store.sample_filter import Filter
+from forebay.store.selection import Filter
 from forebay.terminal import paragraph, table, wrapped
 from forebay.visible import from_here, printable
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from forebay.inspect.checks.limits import SEVERITIES, Limits, Severity
 from forebay.preprocess.pool import Pool
-from forebay.progress import Progress
 from forebay.store.layout import Array, Ints
 from forebay.task_map import WorkerDied
+from forebay.terminal import Progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,7 +40,7 @@ from forebay.store.image.codec import FIELDS, SECONDS, StoredImages
 from forebay.store.image.stored_items import StoredArrays, stored_items
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group, Ints
-from forebay.store.source_files import steps_of
+from forebay.store.source_comparison import steps_of
 from forebay.task_map import mark
 
 _TEXTS, _ITEMS = 1024, 256
@@ -87,25 +87,13 @@ def measure_cache(
         tables[cache.fields["waveform"].group] = pa.table({"sample": np.arange(count)})
     tables[TEXT] = pa.table({each: _column(cache, each, count) for each in ("text", "language")})
 
-    def tasks(group: Group) -> Callable[[int, int], CacheTask]:
-        return lambda start, stop: CacheTask(
-            start=start,
-            rows=tables[group].slice(start, stop - start),
-            group=group,
-            place=cache.place,
-            remote=remote,
-            limits=limits,
-            kind=kind,
+    def task(group: Group, start: int, stop: int) -> CacheTask:
+        rows = tables[group].slice(start, stop - start)
+        return CacheTask(
+            start=start, rows=rows, group=group, place=cache.place, remote=remote, limits=limits, kind=kind
         )
 
-    walk = Walk(workers=workers, progress=progress)
-    with walk.pool() as pool:
-        found = {
-            group: walk.columns(
-                pool, measure_stored, tasks(group), len(rows), size=_TEXTS if group == TEXT else _ITEMS, unit=group
-            )
-            for group, rows in tables.items()
-        }
+    found = _walked({group: len(rows) for group, rows in tables.items()}, task, workers=workers, progress=progress)
     texts = tables.pop(TEXT)
     languages, language_of = coded(texts["language"])
     classes = _classes(cache, texts["text"].to_pylist()) if kind == "class" else None
@@ -137,6 +125,25 @@ def measure_cache(
         notes=["its images are floats without a table: blank_image finds those of one value alone"] if is_rough else [],
         excluded=cache.metadata["excluded"],
     )
+
+
+def _walked(
+    counts: Mapping[Group, int], task: Callable[[Group, int, int], CacheTask], *, workers: int | None, progress: bool
+) -> dict[Group, MeasuredColumns]:
+    """Returns what is measured of the rows of each group, in pieces."""
+    walk = Walk(workers=workers, progress=progress)
+    with walk.pool() as pool:
+        return {
+            group: walk.columns(
+                pool,
+                measure_stored,
+                functools.partial(task, group),
+                count,
+                size=_TEXTS if group == TEXT else _ITEMS,
+                unit=group,
+            )
+            for group, count in counts.items()
+        }
 
 
 def _column(cache: Cache, name: str, count: int) -> pa.ChunkedArray:

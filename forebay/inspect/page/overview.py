@@ -39,7 +39,7 @@ from forebay.inspect.page.words import rejected_ids, sealed_at, shortened
 from forebay.inspect.sample import Sounds, load_tokenizer, spoken
 from forebay.store.cache import Cache
 from forebay.store.layout import Array
-from forebay.store.sample_filter import Filter
+from forebay.store.selection import Filter
 from forebay.visible import printable
 
 MAX_ROWS = 3_000

@@ -15,13 +15,12 @@ from forebay.inspect.page.serve import Server
 from forebay.inspect.page.write_pages import write_report
 from forebay.inspect.sample import Sounds
 from forebay.plan.disk import is_plan
-from forebay.progress import during
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, require
 from forebay.store.metadata import foreign_values
 from forebay.store.output import check_output
-from forebay.terminal import print_json, print_lines
+from forebay.terminal import during, print_json, print_lines
 from forebay.visible import human_bytes
 
 

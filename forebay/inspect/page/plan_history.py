@@ -23,8 +23,7 @@ from forebay.plan.names import plan_key
 from forebay.plan.pack.overlong import in_pieces
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 from forebay.store.metadata import load_array
-from forebay.store.sample_filter import Filter
-from forebay.store.selection import filtered, origin
+from forebay.store.selection import Filter, filtered, origin
 from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from forebay.inspect.page.cards import Card, embedded
 from forebay.inspect.page.overview import MAX_ROWS, Overview
 from forebay.inspect.page.page_samples import LABEL, NEAR_S, SHOWN
 from forebay.inspect.page.words import page, recipe_lines
-from forebay.inspect.plan_pictures import cell_rows
+from forebay.inspect.plan_lines import cell_rows
 from forebay.inspect.seen_images import count_histogram
-from forebay.progress import Progress
 from forebay.store.files import write_bytes
+from forebay.terminal import Progress
 
 MAX_BYTES = 10_000_000
 """The most that a file has."""

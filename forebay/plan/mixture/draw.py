@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from forebay.errors import PlanError
-from forebay.plan.mixture.changing import AnyAssignment
+from forebay.plan.mixture.sources import AnyAssignment
 from forebay.plan.permutation import Permutations
 from forebay.store.layout import Array, Ints
 

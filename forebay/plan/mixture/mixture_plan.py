@@ -18,13 +18,8 @@ import xxhash
 from forebay.errors import PlanError
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.interface import EpochOrder, Tail, check_epoch, checked_positions
-from forebay.plan.mixture.changing import AnyAssignment, ChangingAssignment, WeightChange
 from forebay.plan.mixture.draw import ClassSplit, Draw, MixedDraw, PerSourceDraw
-from forebay.plan.mixture.sources import (
-    PERIOD,
-    Assignment,
-    quantise,
-)
+from forebay.plan.mixture.sources import PERIOD, AnyAssignment, Assignment, ChangingAssignment, WeightChange, quantise
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.shard_line import ShardLine, Windows
 from forebay.store.layout import Array, Ints
@@ -218,13 +213,12 @@ def mixture_plan(
     is through before one group is full.
     """
     quantised = quantise(weights)
-    num_sources = len(names)
-    if len(weights) != num_sources or len(source_of) != len(plan.members):
+    if len(weights) != len(names) or len(source_of) != len(plan.members):
         raise PlanError(
-            f"a mixture of {num_sources} names has {len(weights)} weights, and sources of {len(source_of)} samples for "
+            f"a mixture of {len(names)} names has {len(weights)} weights, and sources of {len(source_of)} samples for "
             f"the plan's {len(plan.members)}"
         )
-    members, sizes = _cells(plan, source_of, num_sources)
+    members, sizes = _cells(plan, source_of, len(names))
     for number in np.flatnonzero((quantised > 0) & (sizes.sum(1) == 0))[:1].tolist():
         raise PlanError(
             f"source {names[number]!r} of the mixture has weight {weights[number]} and no samples; leave it out",
@@ -243,18 +237,23 @@ def mixture_plan(
         batches=batches,
         exhausted=exhausted,
         grad_accs=plan.grad_accs,
-        shards=None if plan.shard_counts is None else _source_shards(plan, source_of, num_sources),
+        shards=None if plan.shard_counts is None else _source_shards(plan, source_of, len(names)),
     )
     if made.num_batches == 0:
-        smallest = int(np.argmin(np.where(quantised > 0, sizes.sum(1) / np.maximum(quantised, 1), np.inf)))
-        raise PlanError(
-            'mixture.exhausted = "end" leaves no batch: '
-            f"{names[smallest]!r}, of {sizes[smallest].sum()} samples, is through before {plan.lockstep} batches "
-            f"(plan.lockstep) of {_range(plan.batch_sizes)} samples of one bucket are full; lower plan.lockstep, give "
-            'fewer edges, or set mixture.exhausted = "repeat"',
-            code="FB116",
-        )
+        raise _ends_at_once(made)
     return made
+
+
+def _ends_at_once(plan: MixturePlan) -> PlanError:
+    samples, weights = plan.sizes.sum(1), plan.weights
+    smallest = int(np.argmin(np.where(weights > 0, samples / np.maximum(weights, 1), np.inf)))
+    return PlanError(
+        'mixture.exhausted = "end" leaves no batch: '
+        f"{plan.names[smallest]!r}, of {samples[smallest]} samples, is through before {plan.lockstep} batches "
+        f"(plan.lockstep) of {_range(plan.batch_sizes)} samples of one bucket are full; lower plan.lockstep, give "
+        'fewer edges, or set mixture.exhausted = "repeat"',
+        code="FB116",
+    )
 
 
 def _range(values: Array) -> str:

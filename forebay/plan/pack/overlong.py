@@ -11,7 +11,7 @@ import numpy as np
 
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
-from forebay.plan.pack.fixed_shapes import reserved_tokens
+from forebay.plan.pack.alike_packs import reserved_tokens
 from forebay.steps.text.chat.conversation import parse_conversation
 from forebay.store.cut_samples import CutPiece, CutSamples, ItemKind
 from forebay.store.key import digest

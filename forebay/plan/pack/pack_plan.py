@@ -18,11 +18,19 @@ from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket_plan import ORDER_VERSION
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions, in_batches, places_of
+from forebay.plan.pack.alike_packs import (
+    RANKS,
+    StepSpread,
+    best_shapes,
+    fits_a_shape,
+    fixed_packs,
+    in_groups,
+    pack_costs,
+    regrouped,
+)
 from forebay.plan.pack.along_line import stream_packs
-from forebay.plan.pack.balanced_packs import RANKS, StepSpread, in_groups, pack_costs, regrouped
 from forebay.plan.pack.fewest import Packs, fewest, fewest_packs, vector_best_fit
 from forebay.plan.pack.fit import best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups
-from forebay.plan.pack.fixed_shapes import best_shapes, fits_a_shape, fixed_packs
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
 

@@ -29,7 +29,7 @@ from forebay.config.remote import RemoteConfig, parse_url
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.extras import install_line
 from forebay.preprocess.groups import Groups
-from forebay.preprocess.probe_sample import require_promise
+from forebay.preprocess.probes import require_promise
 from forebay.preprocess.runner.parts import token_in
 from forebay.preprocess.shard_task import ShardTask
 from forebay.store.layout import TEXT, Constants, Group

@@ -21,14 +21,13 @@ from forebay.errors import RemoteError
 from forebay.preprocess.listing_folder import Outline, outline, submission_file
 from forebay.preprocess.runner.parts import BuildRate, PartRecord, compressed, rate_of, read_parts, seconds_left
 from forebay.preprocess.workspace import finished_keys, folders_of, workspace_folder, workspaces_of
-from forebay.progress import duration
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.key import SHORT
 from forebay.store.layout import Array, Group
 from forebay.store.lookup import Sealed, find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.raw_sources import naming_urls
-from forebay.terminal import CommandReport
+from forebay.terminal import CommandReport, duration
 from forebay.visible import from_here
 
 

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, TypeVar
 from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import Meaning, MeantRow, MediaPlace, Record, file_place
-from forebay.rows.meanings.asked_of_items import ARTICLES, asked_of, sound_of_video, with_asked
-from forebay.rows.meanings.chat_boxes import TAGS, fill_boxes
 from forebay.rows.meanings.chat_fields import (
     ANSWERS,
+    ARTICLES,
     ASKED,
     AUDIO,
     BESIDE,
@@ -42,15 +41,26 @@ from forebay.rows.meanings.chat_fields import (
     VIDEO,
     VIDEOS,
     WITH_MESSAGES,
+    asked_of,
     frames_place,
     is_given,
     list_in,
     of_openai,
     refusal,
+    sound_of_video,
     unknown_fields,
+    with_asked,
 )
-from forebay.rows.meanings.chat_pairs import joined_pair, two_rows
-from forebay.rows.meanings.chat_tools import add_message, beside_of, calls_in, tools_of
+from forebay.rows.meanings.chat_forms import (
+    TAGS,
+    add_message,
+    beside_of,
+    calls_in,
+    fill_boxes,
+    joined_pair,
+    tools_of,
+    two_rows,
+)
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
 from forebay.steps.image.video_settings import Sampling
 from forebay.steps.text.chat.conversation import COUNTED

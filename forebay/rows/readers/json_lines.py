@@ -162,13 +162,12 @@ def reading(path: Path, *, what: str = "manifest ") -> Iterator[None]:
         ) from err
 
 
-def manifest_lines(path: Path, start: int = 0, stop: int = 0, first: int = 1) -> Iterator[tuple[int, bytes]]:
+def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, line without its end) of every line that is not blank; a byte order mark is taken off.
 
-    start, stop: bytes of some whole lines; left out: of all. first: the number of the first of them. Lines end with LF
-    or CRLF. Raises ManifestError where the file cannot be read.
+    Lines end with LF or CRLF. Raises ManifestError where the file cannot be read.
     """
-    yield from ((place.number, line) for place, line in _placed_lines(path, start, stop, first))
+    yield from ((place.number, line) for place, line in _placed_lines(path, 0, 0, 1))
 
 
 def _placed_lines(path: Path, start: int, stop: int, first: int) -> Iterator[tuple[LineWhere, bytes]]:
@@ -198,8 +197,8 @@ class LineWhere(NamedTuple):
 def manifest_objects(path: Path, start: int = 0, stop: int = 0, first: int = 1) -> Iterator[tuple[LineWhere, bytes]]:
     """Yields the objects of a file with their places: its lines, or the members where it is one array of objects.
 
-    start, stop, first: of a run of them, as `manifest_lines` has it. Raises ManifestError as that does, and for an
-    array that ends too early.
+    start, stop: bytes of a run of them; left out: of all. first: the number of the first of them. Raises ManifestError
+    as `manifest_lines` does, and for an array that ends too early.
     """
     if not is_array(path):
         yield from _placed_lines(path, start, stop, first)

@@ -23,6 +23,7 @@ from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.rows.audio_facts import locate_files
 from forebay.rows.columns_aside import BLOCK_ROWS
+from forebay.rows.equal_values import StringIndex, first_rows, hashes_of
 from forebay.rows.manifest import SPAN, Manifest, MediaPlace, Record, Unused, require_rows, row_table, without_rows
 from forebay.rows.meanings.recordings import SEVERAL, refuse_differing
 from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
@@ -30,7 +31,6 @@ from forebay.rows.reader import Failures, FilePiece, RecordingLister, RowReader,
 from forebay.rows.readers.json_lines import manifest_lines
 from forebay.rows.readers.table_files import open_rows
 from forebay.rows.source_table import SourceFiles
-from forebay.rows.string_index import StringIndex, first_rows, hashes_of
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.raw_sources import at_hand, files_below, is_folder, place_of, walk

@@ -15,9 +15,8 @@ from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import VIDEO_FIELDS, WHOLE_FILE, InlineName, Meaning, MediaPlace, Record
-from forebay.rows.meanings.asked_of_items import IN_STRUCTS, asked_of, with_asked
 from forebay.rows.meanings.canonical_chat import text_error
-from forebay.rows.meanings.chat_fields import LEARNT_OF_ROW, MESSAGES
+from forebay.rows.meanings.chat_fields import IN_STRUCTS, LEARNT_OF_ROW, MESSAGES, asked_of, with_asked
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
 from forebay.rows.reader import IDS, FilePiece, RowReader, Sink, one_a_file
 from forebay.rows.readers import json_lines

@@ -1,6 +1,7 @@
 """`given`: Whisper's features that a data set holds already, stored as `log_mel` stores its own.
 
-`none`: nothing is read or stored of sound; a sample is its text.
+`none`: nothing is read or stored of sound; a sample is its text. `lengths`: nothing of a recording is stored but how
+long it is, beside what models make of it.
 """
 
 from __future__ import annotations
@@ -132,14 +133,8 @@ def num_valid(clip: Array) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NoAudio(AudioStep):
-    """Nothing is read or stored of the sound: a sample is its text. No media field."""
-
-    name: ClassVar[str] = "none"
-    has_audio: ClassVar[bool] = False
-    plan: ClassVar[str] = "k = 8 and batch_tokens = 8192"
-
-    version: int = 1
+class NothingStored(AudioStep):
+    """A step without fields."""
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return ()
@@ -149,6 +144,21 @@ class NoAudio(AudioStep):
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         return [{} for _ in waveforms]
+
+    @classmethod
+    def batch(cls, stored: Stored) -> BatchForm:  # noqa: ARG003
+        return BatchForm.exact(cls.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoAudio(NothingStored):
+    """Nothing is read or stored of the sound: a sample is its text. No media field."""
+
+    name: ClassVar[str] = "none"
+    has_audio: ClassVar[bool] = False
+    plan: ClassVar[str] = "k = 8 and batch_tokens = 8192"
+
+    version: int = 1
 
     @classmethod
     def no_prompt(cls, prompt: str | None, prompts: Mapping[str, Any]) -> str:
@@ -173,6 +183,11 @@ class NoAudio(AudioStep):
             )
         return found
 
-    @classmethod
-    def batch(cls, stored: Stored) -> BatchForm:  # noqa: ARG003
-        return BatchForm.exact(cls.name)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths(NothingStored):
+    """No field: `num_audio_samples` alone, by which plans cut batches."""
+
+    name: ClassVar[str] = "lengths"
+    sample_rate_hz: ClassVar[int | None] = None
+    version: int = 1

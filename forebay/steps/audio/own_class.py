@@ -23,7 +23,8 @@ import numpy as np
 
 from forebay.errors import BuildError, ConfigError, DecodeError
 from forebay.steps.audio.declared import require_frame
-from forebay.steps.form import BatchForm, FieldForm, Promise, shown_shape
+from forebay.steps.form import BatchForm, FieldForm, Promise
+from forebay.steps.form_values import shown_shape
 from forebay.steps.run_code import refusing
 from forebay.steps.step import Fields
 from forebay.store.layout import Array

@@ -23,7 +23,7 @@ class Cropped(ImageStep):
     Images are taken as displayed (EXIF), and what is transparent lies on white. Pixels are uint8 [3, height, width];
     a batch has them as diffusers' VaeImageProcessor has them, 2 * (value / 255) - 1 in float32.
     size: (width, height). shapes: at most so many targets of `areas` pixels instead, see
-    `forebay.preprocess.target_sizes`; or these targets. crops: an odd number of such parts, see `windows`.
+    `forebay.preprocess.cropped_images`; or these targets. crops: an odd number of such parts, see `windows`.
     """
 
     name: ClassVar[str] = "cropped"

@@ -104,10 +104,9 @@ class ModelStep(ItemStep):
         found = [family for family in FAMILIES.get(str(named), ()) if family.takes == self.takes]
         if not found:
             known = sorted(name for name, own in FAMILIES.items() if any(each.takes == self.takes for each in own))
-            raise ConfigError(
+            raise _refused(
                 f"model.{self.label}: {path} is of {named!r}, and models that take {self.takes} are "
-                f"{', '.join(known)}; or name a class of your own",
-                code="FB147",
+                f"{', '.join(known)}; or name a class of your own"
             )
         self._check_target(found[0], document)
         return found[0]
@@ -151,17 +150,16 @@ class ModelStep(ItemStep):
         target, where = self.target, f"model.{self.label}"
         if (target is None) != (family.factor is None):
             wanted = "takes images of a size in pixels; set size" if target is None else "takes no size; leave it out"
-            raise ConfigError(f"{where}: {document.get('model_type', family.loader)} {wanted}", code="FB147")
+            raise _refused(f"{where}: {document.get('model_type', family.loader)} {wanted}")
         if target is None or family.factor is None:
             return
         if (channels := document.get("in_channels", 3)) != 3:
-            raise ConfigError(f"{where}: its in_channels are {channels!r}, and images have 3", code="FB147")
+            raise _refused(f"{where}: its in_channels are {channels!r}, and images have 3")
         factor, (name, sides) = family.factor(document), target.multiples
         if any(side % factor for side in sides):
-            raise ConfigError(
+            raise _refused(
                 f"{where}.{name} is {list(sides)}, and a latent of {family.loader} has a place for each {factor} "
-                f"pixels of a side; give multiples of {factor}",
-                code="FB147",
+                f"pixels of a side; give multiples of {factor}"
             )
 
     def outputs(self, family: FrozenFamily) -> dict[str, KeptOutput]:
@@ -186,10 +184,9 @@ class ModelStep(ItemStep):
         """
         heads = {each.loaders.get(self.takes, "") for each in self.derived(family) if each.loaders}
         if len(heads) > 1 or "" in heads or (_LANGUAGE in heads and not family.is_causal):
-            raise ConfigError(
+            raise _refused(
                 f"model.{self.label}.keep: {', '.join(sorted(each.output for each in self.outputs(family).values()))}"
-                f" are given by no one model that takes {self.takes}; write a section each, of a model that has them",
-                code="FB147",
+                f" are given by no one model that takes {self.takes}; write a section each, of a model that has them"
             )
         return heads.pop() if heads else family.loader
 
@@ -202,9 +199,7 @@ class ModelStep(ItemStep):
         known = family.args | {each.setting for each in self.derived(family) if each.setting}
         if unknown := sorted(given.keys() - known):
             takes = f"wanted {' or '.join(sorted(known))}" if known else "it takes none"
-            raise ConfigError(
-                f"model.{self.label}.args: {unknown[0]} is no argument of {family.call} here; {takes}", code="FB147"
-            )
+            raise _refused(f"model.{self.label}.args: {unknown[0]} is no argument of {family.call} here; {takes}")
         return given
 
     def batch_of(self, family: FrozenFamily) -> int:
@@ -248,10 +243,9 @@ def _digest_of(model: ModelConfig, config: Config) -> str:
     if not (code_of(model.folder)[0].is_file() if model.is_code else is_whole(folder)):
         if model.digest is not None:
             return model.digest
-        raise ConfigError(
+        raise _refused(
             f"model.{model.name}.folder: {folder} is no folder; name one with config.json and safetensors; where only "
-            f"training reads the cache, set digest to what forebay key prints{hub_advice(folder, 'model')}",
-            code="FB147",
+            f"training reads the cache, set digest to what forebay key prints{hub_advice(folder, 'model')}"
         )
     if model.is_code:
         found = own_digest(*code_of(model.folder), Path(config.path).parent)
@@ -259,10 +253,9 @@ def _digest_of(model: ModelConfig, config: Config) -> str:
         hashes = Memo.of(config).hashes
         found = folder_digest(folder, hashes, with_tokenizer="text" in model.taken, label=model.name)
     if model.digest not in (None, found):
-        raise ConfigError(
+        raise _refused(
             f"model.{model.name}: digest is {str(model.digest)[:16]}, and {folder} has {found[:16]}; correct one "
-            "of them",
-            code="FB147",
+            "of them"
         )
     return found
 
@@ -298,7 +291,7 @@ def folder_digest(
     if not weights:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
         why = "has pickled weights alone, which run code; save them as safetensors" if pickled else "has no weights"
-        raise ConfigError(f"model.{label}.folder: {folder} {why} (*.safetensors)", code="FB147")
+        raise _refused(f"model.{label}.folder: {folder} {why} (*.safetensors)")
     named = [folder / name for name in _DOCUMENTS if (folder / name).is_file()]
     tokens = tokenizer_files(folder) if with_tokenizer else []
     paths = sorted({*weights, *named, *tokens})
@@ -312,19 +305,15 @@ def _document(path: Path, label: str) -> Mapping[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except OSError as err:
-        raise ConfigError(f"model.{label}: cannot read {path}: {err.strerror}", code="FB147") from err
+        raise _refused(f"model.{label}: cannot read {path}: {err.strerror}") from err
     except (ValueError, RecursionError) as err:
-        raise ConfigError(f"model.{label}: {path} is no JSON: {err}", code="FB147") from err
+        raise _refused(f"model.{label}: {path} is no JSON: {err}") from err
     if not isinstance(document, dict) or "auto_map" in document:
-        raise ConfigError(
-            f"model.{label}: {path} names code of its own (auto_map), and forebay runs no code of a folder",
-            code="FB147",
-        )
+        raise _refused(f"model.{label}: {path} names code of its own (auto_map), and forebay runs no code of a folder")
     if kernels := list(kernels_in(document)):
-        raise ConfigError(
+        raise _refused(
             f"model.{label}: {path} asks for {kernels[0]!r}, code that transformers would fetch and run; remove that "
-            "entry",
-            code="FB147",
+            "entry"
         )
     return document
 
@@ -358,3 +347,7 @@ def is_out_of_memory(err: BaseException) -> bool:
         words in str(err) for words in ("out of memory", "allocate memory")
     )
     return isinstance(err, MemoryError) or of_torch
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(what, code="FB147")

@@ -38,7 +38,8 @@ from forebay.steps import run_code
 from forebay.steps.audio.own_class import forms_declared
 from forebay.steps.audio.own_probe import files_read
 from forebay.steps.audio.own_step import unlisted_error, written_facts
-from forebay.steps.form import FieldForm, shown_shape
+from forebay.steps.form import FieldForm
+from forebay.steps.form_values import shown_shape
 from forebay.steps.model.model_step import CODE, CPU, ModelStep, code_of, is_out_of_memory, own_digest
 from forebay.store.layout import Array
 

@@ -25,13 +25,23 @@ from forebay.errors import (
     RemoteError,
     RemoteMissingError,
 )
-from forebay.store.cold.arrays import BEGUN, ROOT, ColdArray, DamagedError, Mark, decode, mark_of, zarr
+from forebay.store.cold.arrays import (
+    BEGUN,
+    ROOT,
+    ColdArray,
+    DamagedError,
+    GroupStrips,
+    Mark,
+    Piece,
+    decode,
+    mark_of,
+    zarr,
+)
 from forebay.store.cold.push import file_array, written_as
-from forebay.store.cold.strips import GroupStrips, Piece
 from forebay.store.files import write_all, write_aside
 from forebay.store.layout import Array, Group
 from forebay.store.metadata import FILE_NAME, checked_fields, foreign_values, groups_of, parse_metadata
-from forebay.store.remote.bucket.object_store import ObjectStore, find_bytes, object_store
+from forebay.store.remote.bucket.bucket import ObjectStore, find_bytes, object_store
 from forebay.store.remote.carry.tally import TransferReport
 from forebay.store.remote.carry.transfer import FolderPull, pull
 from forebay.store.remote.node.node import WantedFile

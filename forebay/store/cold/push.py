@@ -31,6 +31,7 @@ from forebay.store.cold.arrays import (
     SHARD_BYTES,
     ColdArray,
     DamagedError,
+    GroupStrips,
     Mark,
     cold_array,
     decode,
@@ -38,12 +39,11 @@ from forebay.store.cold.arrays import (
     mark_of,
     zarr,
 )
-from forebay.store.cold.strips import GroupStrips
 from forebay.store.held import HeldFile
 from forebay.store.key import SHORT
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group
 from forebay.store.metadata import FILE_NAME, check_file
-from forebay.store.remote.bucket.object_store import FolderStore, ObjectStore, find, find_bytes, object_store
+from forebay.store.remote.bucket.bucket import FolderStore, ObjectStore, find, find_bytes, object_store
 from forebay.store.remote.carry.proof import proves
 from forebay.store.remote.carry.tally import Tally, TransferReport, for_each
 from forebay.store.remote.carry.transfer import metadata_bytes

@@ -32,8 +32,7 @@ from forebay.store.files import TEMPORARY_MARK, require_writable, write_all, wri
 from forebay.store.held import ORIGIN
 from forebay.store.layout import Array, FieldSpec, sorted_categories
 from forebay.store.metadata import FILE_NAME as METADATA
-from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.bucket.object_store import find_bytes
+from forebay.store.remote.bucket.bucket import Bucket, find_bytes
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.shard import ShardEntry

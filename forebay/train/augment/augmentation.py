@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from forebay.config.augment import OF_IMAGES, OF_WAVEFORMS, AugmentConfig
+from forebay.config.train import OF_IMAGES, OF_WAVEFORMS, AugmentConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.speeds import faster
@@ -19,12 +19,21 @@ from forebay.steps.step import Stored
 from forebay.steps.table import forms_of
 from forebay.store.cache import open_cache
 from forebay.store.source import Sample, SampleSource
-from forebay.train.augment.caption_draws import CaptionDraws
-from forebay.train.augment.changes import Change, Clips, Drawn, Gain, Masks, Noise, Reverb, model_policy
+from forebay.train.augment.changes import (
+    Change,
+    Clips,
+    Drawn,
+    Gain,
+    ImageChange,
+    Masks,
+    Noise,
+    Reverb,
+    image_change,
+    model_policy,
+)
 from forebay.train.augment.draws import Draws, EpochDraws
-from forebay.train.augment.image_changes import ImageChange, image_change
-from forebay.train.augment.latent_draws import LatentDraws
 from forebay.train.augment.own_function import OwnFunction
+from forebay.train.augment.stored_draws import CaptionDraws, LatentDraws
 from forebay.train.collate.device_features import DeviceFeatures
 
 Values = dict[str, Any]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.augment import AugmentConfig
 from forebay.config.code import Asker, not_allowed, source_of, spec_problem
+from forebay.config.train import AugmentConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.run_code import CodeError, loaded, refusing

@@ -16,7 +16,7 @@ import torch
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
 from forebay.plan.interface import Plan
-from forebay.plan.pack.fixed_shapes import reserved_tokens
+from forebay.plan.pack.alike_packs import reserved_tokens
 from forebay.steps.batch import IGNORED, collate, fresh
 from forebay.steps.form import BatchForm
 from forebay.steps.image.qwen2_vl import GRIDS, VIDEO_VALUES, video_form

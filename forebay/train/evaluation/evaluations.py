@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,17 +17,17 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.store.files import write_bytes
+from forebay.store.files import append, write_bytes
 from forebay.train.evaluation.evaluate import EvalResult, EvaluationError, EvaluationOutcome, Evaluator, Gather
 from forebay.train.evaluation.rates import normalizer, text_encoder, worst_lines
 from forebay.train.evaluation.sets import EvalSet, open_sets
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.launch import held_whole, make_accelerator, process_state, require_extras
+from forebay.train.loop.trainable import checkpoint_model
 from forebay.train.models.families import ModelFacts
 from forebay.train.models.lora import ADAPTER_CONFIG, base_of
 from forebay.train.models.model_folder import check_config, check_weights, load_model, model_facts
 from forebay.train.models.objective import Objective
-from forebay.train.models.trainee import checkpoint_model
 from forebay.visible import from_here, printable
 
 _logger = logging.getLogger(__name__)
@@ -156,14 +155,8 @@ class EvalLog:
         line = (json.dumps(asdict(outcome.result)) + "\n").encode()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            if self._kept is not None:
-                write_bytes(self._path, self._kept + line)
-                self._kept = None
-            else:
-                with open(self._path, "ab") as file:
-                    file.write(line)
-                    file.flush()
-                    os.fsync(file.fileno())
+            append(self._path, line, kept=self._kept)
+            self._kept = None
             if outcome.result.wer is not None:
                 self._list_worst(outcome)
         except OSError as err:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.plan import PackConfig
+from forebay.config.plan import MixtureConfig, PackConfig
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.train import EvalConfig
-from forebay.config.tree import Config, MixtureConfig
+from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import plan_of

@@ -260,16 +260,14 @@ class LoaderMixin:
 
     def _from_its_head(self, loader: Loader) -> Loader:
         if loader is self.train_dataset:
-            raise ConfigError(
-                "eval_dataset is the loader of the training, which it would move; make another with make_loader",
-                code="FB707",
+            raise _refused(
+                "eval_dataset is the loader of the training, which it would move; make another with make_loader"
             )
         self._check_loader(loader)
         if getattr(self.args, "predict_with_generate", False) and isinstance(loader.plan, PackPlan):
-            raise ConfigError(
+            raise _refused(
                 "predict_with_generate is true and the batches are packs, behind whose last sample alone a model would "
-                "write; set predict_with_generate=False",
-                code="FB707",
+                "write; set predict_with_generate=False"
             )
         # The Trainer evaluates without a loss what has neither labels nor a default of return_loss.
         self.can_return_loss |= loses_no_labels(base_of(self.accelerator.unwrap_model(self.model)))
@@ -277,60 +275,52 @@ class LoaderMixin:
         order = loader.plan.order(loader.state.seed, 0)
         fillers = num_fillers(order, loader.dp_world_size, tail=loader.plan.tail)
         if fillers and getattr(self, "compute_metrics", None) is not None:
-            raise ConfigError(
+            raise _refused(
                 f"compute_metrics would count samples twice: the last step of an evaluation on {loader.dp_world_size} "
                 f'ranks has {fillers} fillers (plan.tail is "{loader.plan.tail}"); set plan.tail = "split" or another '
-                "batch size, or evaluate on fewer ranks",
-                code="FB707",
+                "batch size, or evaluate on fewer ranks"
             )
         return loader
 
     def _check_training(self, loader: Loader) -> None:
         self._check_loader(loader)
         if self.args.auto_find_batch_size:
-            raise ConfigError(
-                "auto_find_batch_size is true, but batches are those of the plan; leave it out", code="FB707"
-            )
+            raise _refused("auto_find_batch_size is true, but batches are those of the plan; leave it out")
         planned, steps = loader.plan.grad_accs, self.args.gradient_accumulation_steps
         if planned is not None and set(planned) != {steps}:
-            raise ConfigError(
+            raise _refused(
                 f"plan.calibration wants grad_acc {sorted(set(planned))}, the Trainer has gradient_accumulation_steps "
-                f"= {steps} for all; take a calibration without grad_acc, or forebay train",
-                code="FB707",
+                f"= {steps} for all; take a calibration without grad_acc, or forebay train"
             )
 
     def _check_loader(self, loader: Loader) -> None:
         if self.args.n_gpu > 1:
-            raise ConfigError(
+            raise _refused(
                 f"the Trainer would cut each batch for {self.args.n_gpu} GPUs of one process; start a process a GPU "
-                "with torchrun",
-                code="FB707",
+                "with torchrun"
             )
         # transformers 4 has no get_cp_size and no get_sp_size.
         sizes = (getattr(self, f"get_{kind}_size", lambda: 1)() for kind in ("tp", "cp", "sp"))
         shards = math.prod(sizes)
         rank, world = self.accelerator.process_index // shards, self.accelerator.num_processes // shards
         if dist.is_initialized() and dist.get_world_size() != self.accelerator.num_processes:
-            raise ConfigError(
+            raise _refused(
                 f"{dist.get_world_size()} processes run, and each Trainer takes itself for {rank + 1} of {world}: they "
-                "would train apart; without a GPU set use_cpu=True in its arguments",
-                code="FB707",
+                "would train apart; without a GPU set use_cpu=True in its arguments"
             )
         if (loader.dp_rank, loader.dp_world_size) != (rank, world):
-            raise ConfigError(
+            raise _refused(
                 f"the loader is that of rank {loader.dp_rank} of {loader.dp_world_size}, the Trainer's is rank {rank} "
-                f"of {world}; make it with make_loader(config, dp_rank={rank}, dp_world_size={world})",
-                code="FB707",
+                f"of {world}; make it with make_loader(config, dp_rank={rank}, dp_world_size={world})"
             )
         if not self.args.label_smoothing_factor or self.compute_loss_func is not None:
             return
         name, config = type(self.accelerator.unwrap_model(self.model)).__name__, getattr(self.model, "config", None)
         is_shifted = not getattr(config, "is_encoder_decoder", False)
         if is_shifted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-            raise ConfigError(
+            raise _refused(
                 f"label_smoothing_factor is {self.args.label_smoothing_factor}, and the Trainer would score each token "
-                f"of {an(name)} against itself, not the next one; set it to 0, or pass a compute_loss_func",
-                code="FB707",
+                f"of {an(name)} against itself, not the next one; set it to 0, or pass a compute_loss_func"
             )
 
     def _restore(self, loader: Loader, checkpoint: Path) -> None:
@@ -449,3 +439,7 @@ class _Rest(IterableDataset[Batch | None]):
         done = self._loader.state.position // self._loader.dp_world_size
         yield from itertools.repeat(None, done)
         yield from self._loader
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(what, code="FB707")

@@ -26,7 +26,7 @@ from forebay.store.files import folder_aside, hash_file, temporary_name, write_b
 from forebay.store.shared_disk import move, seen
 from forebay.train.evaluation.evaluate import HIGHER_IS_BETTER, EvalResult
 from forebay.train.models.lora import base_of, is_adapted, save_adapter
-from forebay.train.models.model_processor import processor_class
+from forebay.train.models.model_folder import processor_class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,15 +260,11 @@ def find_checkpoint(folder: Path) -> Path | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as err:
-        raise ResumeError(
-            f"cannot read {pointer}: {err!r}; name a checkpoint folder, or train without --resume", code="FB513"
-        ) from err
+        raise _refused(f"cannot read {pointer}: {err!r}; name a checkpoint folder, or train without --resume") from err
     # Another node may have written it, and its name may show before the folder does.
     state = folder / str(name) / _STATE
     if not seen(lambda: os.path.isfile(state), folder, what=f"{name}, which {POINTER} names"):
-        raise ResumeError(
-            f"{pointer} names {name}, which is not a checkpoint in {folder}; train without --resume", code="FB513"
-        )
+        raise _refused(f"{pointer} names {name}, which is not a checkpoint in {folder}; train without --resume")
     return folder / str(name)
 
 
@@ -281,9 +277,7 @@ def load_state(checkpoint: Path) -> TrainState:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as err:
-        raise ResumeError(
-            f"{checkpoint} is not a checkpoint of forebay: {err}; train without --resume", code="FB513"
-        ) from err
+        raise _refused(f"{checkpoint} is not a checkpoint of forebay: {err}; train without --resume") from err
     if not isinstance(document, dict) or document.get("version") != _VERSION:
         version = document.get("version") if isinstance(document, dict) else None
         raise ResumeError(
@@ -327,13 +321,12 @@ def _verify(checkpoint: Path, stored: Mapping[str, str]) -> None:
     try:
         computed = _hashes(checkpoint)
     except OSError as err:
-        raise ResumeError(f"cannot read {err.filename}: {err.strerror}; train without --resume", code="FB513") from err
+        raise _refused(f"cannot read {err.filename}: {err.strerror}; train without --resume") from err
     for name in sorted({*stored, *computed}):
         if computed.get(name) != stored.get(name):
-            raise ResumeError(
+            raise _refused(
                 f"{checkpoint / name} has checksum {computed.get(name)}, state.json says {stored.get(name)}; "
-                "restore the file or train without --resume",
-                code="FB513",
+                "restore the file or train without --resume"
             )
 
 
@@ -343,9 +336,11 @@ def load_optimizer(checkpoint: Path) -> dict[str, Any]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as err:
-        raise ResumeError(f"cannot read {path}: {err}; train without --resume", code="FB513") from err
+        raise _refused(f"cannot read {path}: {err}; train without --resume") from err
     if not isinstance(loaded, dict):
-        raise ResumeError(
-            f"{path} holds a {type(loaded).__name__}, wanted a dict; train without --resume", code="FB513"
-        )
+        raise _refused(f"{path} holds a {type(loaded).__name__}, wanted a dict; train without --resume")
     return loaded
+
+
+def _refused(what: str) -> ResumeError:
+    return ResumeError(what, code="FB513")

@@ -44,14 +44,20 @@ from forebay.train.loop.checkpoint import (
 )
 from forebay.train.loop.meter import Meter, Phases
 from forebay.train.loop.schedule import BatchLoader, Group, Schedule, host_sum, micro_batch_groups, run_steps
-from forebay.train.loop.trainable import SkippedSteps, set_learning_rate, set_passes, set_trainable
+from forebay.train.loop.trainable import (
+    SkippedSteps,
+    base_hashes,
+    checkpoint_model,
+    new_model,
+    set_learning_rate,
+    set_passes,
+    set_trainable,
+)
 from forebay.train.models import ctc
 from forebay.train.models.families import ModelFacts
 from forebay.train.models.lora import base_of
-from forebay.train.models.model_folder import check_batch
-from forebay.train.models.model_processor import processor_files, warn_of_missing
+from forebay.train.models.model_folder import check_batch, processor_files, warn_of_missing
 from forebay.train.models.objective import Objective
-from forebay.train.models.trainee import base_hashes, checkpoint_model, new_model
 
 _logger = logging.getLogger(__name__)
 BEST = "best.json"

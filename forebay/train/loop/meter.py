@@ -24,7 +24,7 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
-from forebay.store.files import write_bytes
+from forebay.store.files import append
 from forebay.train.device import Hardware
 from forebay.train.loader import FillTimes, Loader
 from forebay.train.loop.schedule import BatchLoader, Group
@@ -270,13 +270,9 @@ class StepsLog:
     def add(self, line: StepLog) -> None:
         """Appends a log line; ForebayError where it cannot be written."""
         try:
-            if self._kept is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(self._path, b"".join(map(_line, [*self._kept, asdict(line)])))
-                self._kept = None
-                return
-            with open(self._path, "ab") as file:
-                file.write(_line(asdict(line)))
+            kept = None if self._kept is None else b"".join(map(_line, self._kept))
+            append(self._path, _line(asdict(line)), kept=kept, is_synced=False)
+            self._kept = None
         except OSError as err:
             raise ForebayError(
                 f"cannot write the log lines to {self._path}: {err.strerror}; make room, then go on with "

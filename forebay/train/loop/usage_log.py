@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from forebay.plan.plan_usage import (
 )
 from forebay.plan.remote_cost import node_ranks
 from forebay.store.cache import Cache
-from forebay.store.files import write_bytes
+from forebay.store.files import append
 from forebay.store.layout import Array
 from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.selection import origin
@@ -261,18 +260,9 @@ class _Lines:
 
     def _write(self, line: bytes) -> None:
         try:
-            if isinstance(self._kept, bytes):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(self._path, self._kept + line)
-                self._kept = None
-                return
-            if self._kept is not None:  # what stands behind the checkpoint goes; a crash here loses nothing that counts
-                os.truncate(self._path, self._kept)
-                self._kept = None
-            with open(self._path, "ab") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
+            # What stands behind the checkpoint goes; a crash here loses nothing that counts.
+            append(self._path, line, kept=self._kept)
+            self._kept = None
         except OSError as err:
             raise ForebayError(
                 f"cannot write the usage log {self._path}: {err.strerror}; make room or set train.usage_every = 0, "

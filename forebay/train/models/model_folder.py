@@ -1,4 +1,7 @@
-"""A model's folder: what its config.json says, and the model itself, with stored weights or random ones."""
+"""A model's folder: what its config.json says, the model itself, with stored weights or random ones, and further files.
+
+These turn audio or images into a model's inputs, and tokens into text.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from forebay.train.models import generic
 from forebay.train.models.families import FAMILIES, ModelFacts, family_of
 from forebay.train.models.generic import check_ids, check_model_type, tasks_of
 from forebay.train.models.lora import ADAPTER_CONFIG
+from forebay.train.models.objective import accepted
 from forebay.visible import an
 
 _logger = logging.getLogger(__name__)
@@ -60,36 +64,33 @@ def _transformers_config(folder: Path) -> Any:
 
     path = folder / "config.json"
     if folder.is_dir() and not is_whole(folder):
-        raise ConfigError(f"train.model: {folder} lacks files{hub_advice(folder, 'model')}", code="FB108")
+        raise _refused(f"train.model: {folder} lacks files{hub_advice(folder, 'model')}")
     try:
         document = json.loads(path.read_bytes())
         model_type = document["model_type"]
         kernels = list(kernels_in(document))
     except OSError as err:
-        raise ConfigError(
+        raise _refused(
             f"train.model: cannot read {path} ({err.strerror}); name a folder with a transformers config.json"
-            f"{hub_advice(folder, 'model')}{_adapter_advice(folder)}",
-            code="FB108",
+            f"{hub_advice(folder, 'model')}{_adapter_advice(folder)}"
         ) from err
     except (ValueError, KeyError, TypeError, RecursionError) as err:
-        raise ConfigError(f"train.model: {path} is not a transformers config.json: {err!r}", code="FB108") from err
+        raise _refused(f"train.model: {path} is not a transformers config.json: {err!r}") from err
     if kernels:
-        raise ConfigError(
+        raise _refused(
             f"train.model: {path} asks for {kernels[0]!r}, code that transformers would fetch and run; "
-            "remove that entry",
-            code="FB108",
+            "remove that entry"
         )
     check_model_type(model_type, path)
     if "auto_map" in document and model_type not in FAMILIES:
-        raise ConfigError(
+        raise _refused(
             f"train.model: {path} has auto_map, which names code of its own, and forebay runs none; remove auto_map if "
-            "transformers has the model itself",
-            code="FB108",
+            "transformers has the model itself"
         )
     try:
         return from_folder(AutoConfig, folder)
     except (OSError, ValueError, TypeError, StrictDataclassError) as err:
-        raise ConfigError(f"train.model: transformers refuses {path}: {err}", code="FB108") from err
+        raise _refused(f"train.model: transformers refuses {path}: {err}") from err
 
 
 def _adapter_advice(folder: Path) -> str:
@@ -111,15 +112,12 @@ def check_weights(folder: Path, *, init: Init) -> None:
             _logger.warning('train.init = "random": the weights in %s are not used (%s)', folder, ", ".join(found))
         return
     if not found:
-        raise ConfigError(
+        raise _refused(
             f"train.model: {folder} has no weights, neither {' nor '.join(_WEIGHTS)}; it holds {_listed(folder)}; "
-            'name a folder that save_pretrained has written, or set train.init = "random" to begin with random ones',
-            code="FB108",
+            'name a folder that save_pretrained has written, or set train.init = "random" to begin with random ones'
         )
     if not set(found) & set(_WEIGHTS):
-        raise ConfigError(
-            f"train.model: {folder} has pickled weights only; save them as model.safetensors first", code="FB108"
-        )
+        raise _refused(f"train.model: {folder} has pickled weights only; save them as model.safetensors first")
 
 
 def _listed(folder: Path) -> str:
@@ -173,10 +171,9 @@ def _pretrained(model_class: Any, folder: Path, *, dtype: torch.dtype | Literal[
     from safetensors import SafetensorError
 
     if (folder / ADAPTER_CONFIG).exists():
-        raise ConfigError(
+        raise _refused(
             f"train.model: {folder / ADAPTER_CONFIG} lies beside whole weights, and transformers would load the model "
-            "that it names in their place; take it out of a copy of the folder, or merge both",
-            code="FB108",
+            "that it names in their place; take it out of a copy of the folder, or merge both"
         )
     try:
         model, loading = from_folder(
@@ -187,14 +184,13 @@ def _pretrained(model_class: Any, folder: Path, *, dtype: torch.dtype | Literal[
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as err:
-        raise ConfigError(f"train.model: cannot load the weights in {folder}: {err}", code="FB108") from err
+        raise _refused(f"train.model: cannot load the weights in {folder}: {err}") from err
     if lost := sorted(loading["missing_keys"]):
         head = f"transformers.{model_class.__name__}.from_pretrained({str(folder)!r}).save_pretrained('with-head')"
-        raise ConfigError(
+        raise _refused(
             f"train.model: the weights in {folder} lack {lost[0]} (and {len(lost) - 1} more) of its config.json; "
             'mend the folder, or set train.init = "random" to begin with random ones; a new head alone is made '
-            f'random by: python -c "import transformers; {head}"',
-            code="FB108",
+            f'random by: python -c "import transformers; {head}"'
         )
     return model
 
@@ -350,3 +346,98 @@ def _check_width(facts: ModelFacts, name: str, ids: torch.Tensor) -> None:
             f"set text.max_label_tokens = {facts.max_label_tokens} and run forebay preprocess",
             code="FB404",
         )
+
+
+_SUFFIXES = {".json", ".txt", ".jinja", ".model"}
+# What says something about other weights, or is written with the model itself.
+_NOT_COPIED = {"config.json", "generation_config.json", "adapter_config.json", "state.json", "trainer_state.json"}
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+_TOKENIZER = {*_VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"}
+_TOKENIZER |= {"normalizer.json"}
+_PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+
+
+def processor_files(config: Config, facts: ModelFacts) -> dict[str, Path]:
+    """Returns by name the files of processor, tokenizer and prompt that go into every checkpoint of a run.
+
+    They come from `train.model`'s folder. What that folder lacks comes from `text.tokenizer` and `vision.processor`.
+    """
+    found = _files(facts.folder)
+    if config.text is not None and config.text.tokenizer:
+        tokenizer = _files(Path(config.text.tokenizer))
+        if not _has_any(found, _VOCABULARIES):
+            found |= {name: path for name, path in tokenizer.items() if name in _TOKENIZER}
+        if not _has_template(found):
+            found |= {name: path for name, path in tokenizer.items() if name in _TEMPLATES}
+    if config.vision and not _has_any(found, _PREPROCESSORS):
+        processor = _files(Path(config.vision.processor))
+        found |= {name: path for name, path in processor.items() if "processor" in name}
+    return found
+
+
+def warn_of_missing(files: Mapping[str, Path], facts: ModelFacts) -> None:
+    """Logs one warning that names what checkpoints with these files lack for inference, none if they lack nothing."""
+    missing = []
+    if facts.vocab_size is not None and not _has_any(files, _VOCABULARIES):
+        missing.append("tokenizer (tokenizer.json)")
+    if _takes_media(facts) and not _has_any(files, _PREPROCESSORS):
+        missing.append("processor (preprocessor_config.json)")
+    if facts.constants.get("prompt") in ("qwen3_asr", "chat") and not _has_template(files):
+        missing.append("prompt (chat_template.jinja)")
+    if missing:
+        _logger.warning(
+            "checkpoints will lack what inference needs: %s; put the files into %s", *(", ".join(missing), facts.folder)
+        )
+
+
+def _takes_media(facts: ModelFacts) -> bool:
+    if facts.own_loss is None:
+        return bool(facts.value_fields)
+    return not accepted(facts.model_class).names.isdisjoint({"pixel_values", "input_values", "input_features"})
+
+
+def processor_class(files: Mapping[str, Path], model_type: str) -> str | None:
+    """Returns the class that AutoProcessor cannot find in these files without a config.json; None where it can."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    if any("processor_class" in _document(path) for name, path in files.items() if name.endswith("_config.json")):
+        return None
+    name: str | None = PROCESSOR_MAPPING_NAMES.get(model_type)
+    return name if "processor_config.json" not in files else None
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        return {}
+    return {
+        path.name: path
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and path.suffix in _SUFFIXES
+        and path.name not in _NOT_COPIED
+        and ".safetensors" not in path.name
+        and ".bin" not in path.name
+    }
+
+
+def _has_any(files: Mapping[str, Path], names: tuple[str, ...]) -> bool:
+    return any(name in files for name in names)
+
+
+def _has_template(files: Mapping[str, Path]) -> bool:
+    if _has_any(files, _TEMPLATES):
+        return True
+    return "tokenizer_config.json" in files and "chat_template" in _document(files["tokenizer_config.json"])
+
+
+def _document(path: Path) -> dict[str, object]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(what, code="FB108")

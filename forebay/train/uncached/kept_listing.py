@@ -32,7 +32,6 @@ from forebay.preprocess.listing_folder import (
     table_of,
 )
 from forebay.preprocess.text_group import TOKENS
-from forebay.progress import Progress
 from forebay.rows.manifest import Manifest, described
 from forebay.rows.named_files import require_confined
 from forebay.rows.source_table import SourceFiles
@@ -46,6 +45,7 @@ from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import localized
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
+from forebay.terminal import Progress
 
 logger = logging.getLogger(__name__)
 

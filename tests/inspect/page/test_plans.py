@@ -17,8 +17,7 @@ from forebay.inspect.page.words import chart
 from forebay.plan.make import plan_of
 from forebay.store.cache import open_cache
 from forebay.store.metadata import checksum
-from forebay.store.sample_filter import Filter
-from forebay.store.selection import filtered
+from forebay.store.selection import Filter, filtered
 from tests.inspect.conftest import Built
 from tests.inspect.page.html import read_page
 from tests.preprocess.corpus import speech_corpus

@@ -17,16 +17,15 @@ from hypothesis import strategies as st
 from forebay.config import BucketConfig
 from forebay.config.plan import BucketRange
 from forebay.errors import ConfigError, PlanError
-from forebay.inspect.plan_pictures import cell_lines, cell_rows
+from forebay.inspect.plan_lines import cell_lines, cell_rows
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, Samples, make_plan, plan_statistics
-from forebay.plan.make_buckets import bucket_plan
+from forebay.plan.make_buckets import bucket_plan, optimal_cells
 from forebay.plan.mixture.mixture_plan import mixture_plan
 from forebay.plan.names import plan_document, plan_folder
-from forebay.plan.optimal_edges import optimal_cells
 
 RATE, KEY = 1000, "a" * 64
 BY: Any = ("duration", "tokens")

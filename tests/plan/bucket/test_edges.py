@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
-from forebay.plan.make_buckets import bucket_edges, bucket_plan
-from forebay.plan.optimal_edges import optimal_cuts
+from forebay.plan.make_buckets import bucket_edges, bucket_plan, optimal_cuts
 from forebay.plan.statistics import batch_statistics
 
 
@@ -65,7 +64,7 @@ def test_pieces_and_dtypes_do_not_change_the_edges(dtype: Any, monkeypatch: pyte
     durations = np.random.default_rng(1).integers(0, 30_000, 5000)
     settings = BucketConfig(k=9, batch_size=1)
     whole = bucket_edges(durations, sample_rate_hz=1000, settings=settings)
-    monkeypatch.setattr("forebay.plan.optimal_edges.PIECE", 77)
+    monkeypatch.setattr("forebay.plan.make_buckets.PIECE", 77)
     assert bucket_edges(durations.astype(dtype), sample_rate_hz=1000, settings=settings) == whole
 
 

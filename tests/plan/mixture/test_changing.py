@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 
 from forebay.errors import PlanError, ResumeError
 from forebay.plan.cursor import Cursor
-from forebay.plan.mixture.changing import MAX_STRETCHES, ChangingAssignment, WeightChange, stretches_of
 from forebay.plan.mixture.draw import ClassSplit
 from forebay.plan.mixture.mix_sources import with_changes
 from forebay.plan.mixture.mixture_plan import MIXTURE_VERSION, MixturePlan
-from forebay.plan.mixture.sources import PERIOD, Assignment
+from forebay.plan.mixture.sources import (
+    MAX_STRETCHES,
+    PERIOD,
+    Assignment,
+    ChangingAssignment,
+    WeightChange,
+    stretches_of,
+)
 from forebay.plan.permutation import derive_key
 from tests.plan.mixture.test_plan import Made, epoch, make, mixtures
 

@@ -14,7 +14,7 @@ import pytest
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError, ResumeError
-from forebay.inspect.plan_pictures import show_weights, weight_lines
+from forebay.inspect.plan_lines import show_weights, weight_lines
 from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.plan.plan_usage import expected_shares, population
 from forebay.store.cache import Cache, open_cache

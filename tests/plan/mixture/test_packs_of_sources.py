@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from forebay import load_config
 from forebay.config import PackConfig
 from forebay.errors import ConfigError
-from forebay.plan.mixture.packs_of_sources import PackMixture, pack_mixture
+from forebay.plan.mixture.mix_sources import PackMixture, pack_mixture
 from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from forebay.store.source import SourceUnion
 from forebay.train import make_loader

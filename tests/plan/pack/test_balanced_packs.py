@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from forebay.config.plan import PackConfig, PackCosts
 from forebay.errors import PlanError
 from forebay.plan.make import Samples, make_plan, samples_of
-from forebay.plan.pack.balanced_packs import StepSpread, in_groups, pack_costs
+from forebay.plan.pack.alike_packs import StepSpread, in_groups, learnt_tokens, pack_costs
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.store.cache import open_cache
-from forebay.store.learnt_tokens import learnt_tokens
 from forebay.store.selection import Selection
 from tests.plan.packs import packs_of, photos_and_text
 from tests.train.tiny_vl import FakeVlSource, conversations

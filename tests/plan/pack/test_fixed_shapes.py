@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from forebay.config import PackConfig
 from forebay.errors import PlanError
-from forebay.plan.pack.fixed_shapes import best_shapes, fits_a_shape, fixed_packs
+from forebay.plan.pack.alike_packs import best_shapes, fits_a_shape, fixed_packs
 from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from tests.plan.packs import packs_of, photos_and_text
 

@@ -17,7 +17,7 @@ from forebay.preprocess.merge import merge, subset
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, find_cache
-from forebay.store.source_files import described
+from forebay.store.source_comparison import described
 from forebay.train.select import make_loader, select
 from tests.preprocess.corpus import Corpus, shard_bytes
 from tests.preprocess.here_pool import build_here

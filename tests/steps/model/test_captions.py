@@ -21,12 +21,12 @@ from forebay.config.data import CaptionsConfig
 from forebay.errors import ConfigError, ForebayError
 from forebay.inspect.facts import cache_facts
 from forebay.inspect.inspect_lines import report_lines
-from forebay.preprocess.row_captions import tag_orders
+from forebay.preprocess.model_inputs import tag_orders
 from forebay.steps.batch import fresh
 from forebay.store.cache import Cache
 from forebay.train import make_loader
-from forebay.train.augment.caption_draws import CaptionDraws
 from forebay.train.augment.draws import EpochDraws
+from forebay.train.augment.stored_draws import CaptionDraws
 from forebay.train.collate.collator import Collator
 from tests.steps.model.test_families import Corpus, section
 from tests.steps.model.tiny_frozen import save_tiny

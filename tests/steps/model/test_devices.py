@@ -29,7 +29,7 @@ from forebay.preprocess.build_report import Options
 from forebay.preprocess.device_process import ArrayChannel
 from forebay.preprocess.model_group import _probed
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.probe_sample import beyond_promise, in_words, promise_of, sample_of
+from forebay.preprocess.probes import beyond_promise, in_words, promise_of, sample_of
 from forebay.preprocess.runner import ray as ray_runner
 from forebay.preprocess.runner.ray import Ray
 from forebay.steps.model import free_memory

@@ -26,7 +26,7 @@ from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.train import Collator, SampleDataset, make_loader
 from forebay.train.augment.draws import EpochDraws
-from forebay.train.augment.latent_draws import LatentDraws
+from forebay.train.augment.stored_draws import LatentDraws
 from tests.commands import inspected, inspected_json
 from tests.preprocess.here_pool import build_here
 from tests.rows.test_own_meaning_used import SECTIONS, config_of

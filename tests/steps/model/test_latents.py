@@ -28,7 +28,7 @@ from forebay.steps.image.cropped import Cropped
 from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
 from forebay.train.augment.draws import EpochDraws, generator_of
-from forebay.train.augment.latent_draws import LatentDraws
+from forebay.train.augment.stored_draws import LatentDraws
 from tests.preprocess.here_pool import build_here
 from tests.steps.model.test_families import PHOTOS, Corpus, section
 from tests.steps.model.tiny_frozen import save_tiny, save_vae

@@ -18,7 +18,7 @@ import forebay
 from forebay import cli
 from forebay.errors import ConfigError, ForebayError
 from forebay.preprocess.build_report import BuildReport
-from forebay.preprocess.model_batches import too_large
+from forebay.preprocess.model_inputs import too_large
 from forebay.steps.form import FieldForm
 from forebay.steps.model.frozen_families import receptive_field
 from forebay.steps.recipe import recipe_of

@@ -213,14 +213,14 @@ def test_a_full_disk(fail_at: int, cache: Path, tmp_path: Path) -> None:
     """Both ways: what was finished stays, nothing has a name that is not whole, and the next command goes on."""
     settings = settings_of(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        Faults(patch, fail_at=fail_at)
+        Faults(patch, fail_at=fail_at, stays=True)
         with pytest.raises(OSError, match="No space left on device"):
             push_zarr(cache, str(tmp_path / "cold"), settings)
     push_zarr(cache, str(tmp_path / "cold"), settings)
     place = Memory(settings)
     push_to(place, open_cache(cache))
     with pytest.MonkeyPatch.context() as patch:
-        Faults(patch, fail_at=fail_at)
+        Faults(patch, fail_at=fail_at, stays=True)
         with pytest.raises(OSError, match="No space left on device"):
             pull_zarr(place, tmp_path / "pulled")
     assert not (tmp_path / "pulled").exists()

@@ -16,8 +16,8 @@ import soxr
 import torch
 
 from forebay.config import Config
-from forebay.config.augment import AugmentConfig
 from forebay.config.data import SourceConfig
+from forebay.config.train import AugmentConfig
 from forebay.errors import ConfigError
 from forebay.steps.audio.speeds import faster
 from forebay.steps.form import BatchForm, FieldForm

@@ -20,8 +20,8 @@ from forebay.store.cache import Cache
 from forebay.store.image.codec import mirrored, patchify, resized
 from forebay.store.image.image_settings import ImageSettings, image_settings
 from forebay.train import make_loader, to_model_inputs
+from forebay.train.augment.changes import Colour
 from forebay.train.augment.draws import EpochDraws
-from forebay.train.augment.image_changes import Colour
 from tests.images.processors import TABLE, tiny, tiny_corpus
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus

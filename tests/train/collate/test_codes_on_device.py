@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.steps.batch import collate, fresh
-from forebay.steps.form import BatchForm, FieldForm, Join, Promise, Side, Table
+from forebay.steps.form import BatchForm, FieldForm, Join, Promise, Table
+from forebay.steps.form_values import Side
 from forebay.store.layout import Array
 from forebay.train.collate.patches import DeviceExpansion, as_codes
 

@@ -24,8 +24,7 @@ from forebay.train.loop import checkpoint as module
 from forebay.train.loop import learner
 from forebay.train.loop.checkpoint import TrainState, find_checkpoint, load_optimizer, load_state
 from forebay.train.loop.learner import Checkpoints
-from forebay.train.models.model_folder import load_model, model_facts
-from forebay.train.models.model_processor import processor_files
+from forebay.train.models.model_folder import load_model, model_facts, processor_files
 from tests.train.tiny import config_of, whisper_folder
 
 

@@ -18,9 +18,9 @@ import torch
 from forebay.config import BucketConfig, Config, EvalConfig, LoraConfig
 from forebay.config.load import read_config
 from forebay.train.loop.run import run
+from forebay.train.loop.trainable import checkpoint_model, new_model
 from forebay.train.models.lora import base_of
 from forebay.train.models.model_folder import model_facts
-from forebay.train.models.trainee import checkpoint_model, new_model
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 ROOT = Path(__file__).parents[3]

@@ -138,7 +138,7 @@ def test_a_family_of_packs_learns_from_images_of_its_processor_as_a_model_of_no_
 
 
 def test_the_log_says_which_class_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from forebay.train.models.trainee import new_model
+    from forebay.train.loop.trainable import new_model
 
     folder = foreign.vit(tmp_path / "model", None)
     with caplog.at_level(logging.INFO, logger="forebay"):

@@ -18,17 +18,10 @@ from forebay.errors import ConfigError, MissingExtraError, ResumeError
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
+from forebay.train.loop.trainable import checkpoint_model, new_model
 from forebay.train.models.lora import base_of, is_adapted, load_adapter, with_adapters
 from forebay.train.models.model_folder import load_model, model_facts
-from forebay.train.models.trainee import checkpoint_model, new_model
-from tests.train.tiny import (
-    ListLoader,
-    config_of,
-    qwen3_asr_batch,
-    qwen3_asr_folder,
-    whisper_batch,
-    whisper_folder,
-)
+from tests.train.tiny import ListLoader, config_of, qwen3_asr_batch, qwen3_asr_folder, whisper_batch, whisper_folder
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 LORA = LoraConfig(rank=4, alpha=16.0)

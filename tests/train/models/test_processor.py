@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay.config import Config
-from forebay.train.models.model_folder import model_facts
-from forebay.train.models.model_processor import processor_class, processor_files, warn_of_missing
+from forebay.train.models.model_folder import model_facts, processor_class, processor_files, warn_of_missing
 from tests.train.tiny import config_of, qwen3_asr_folder, whisper_folder
 
 

@@ -43,9 +43,7 @@ OTHERS = {
     "generic",
     "lora",
     "model_folder",
-    "model_processor",
     "objective",
-    "trainee",
 }
 
 

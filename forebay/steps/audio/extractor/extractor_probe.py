@@ -18,7 +18,8 @@ from forebay.errors import ConfigError, DecodeError
 from forebay.steps.audio.declared import interpolated
 from forebay.steps.audio.extractor.extractor_call import Arrays, Call, OpenExtractor
 from forebay.steps.audio.extractor.promise import Batch, LengthRule, is_mask, length_rule, promise_of
-from forebay.steps.form import BatchForm, FieldForm, Promise, Side, place_in
+from forebay.steps.form import BatchForm, FieldForm, Promise
+from forebay.steps.form_values import Side, place_in
 from forebay.store.layout import Array
 
 _SECONDS = (0.731, 1.153, 2.487, 1.909, 0.402)

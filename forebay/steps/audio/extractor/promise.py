@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.steps.audio.extractor.extractor_call import Arrays, OpenExtractor
-from forebay.steps.form import BatchForm, FieldForm, Promise, place_in
+from forebay.steps.form import BatchForm, FieldForm, Promise
+from forebay.steps.form_values import place_in
 from forebay.store.layout import Array
 
 _WITHIN = 5e-4

@@ -118,6 +118,11 @@ def check_conversation(
             f"{sample_id}: {'the last' if train_on == 'last' else f'all {len(learnt)}'} messages of the assistant say "
             "loss: false or weight: 0; leave the sample out",
         )
+    _check_shown(shown, counts, sample_id=sample_id)
+    return ChatTurns(tuple(learnt), counts, learns_all=train_on == "all")
+
+
+def _check_shown(shown: Counter[Group], counts: Mapping[Group, int], *, sample_id: str) -> None:
     for group in (*counts, *(shown.keys() - counts)):
         if shown[group] != counts.get(group, 0):
             raise TextError(
@@ -125,7 +130,6 @@ def check_conversation(
                 f"{sample_id}: the conversation shows {shown[group]} {NOUNS[group]}s, the sample has "
                 f"{counts.get(group, 0)}; correct the manifest",
             )
-    return ChatTurns(tuple(learnt), counts, learns_all=train_on == "all")
 
 
 def _checked_message(message: Message, place: int, reserved: re.Pattern[str], *, sample_id: str) -> Counter[Group]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.audio.extractor.extractor_probe import noise
-from forebay.steps.form import BatchForm, FieldForm, Promise, Side
+from forebay.steps.form import BatchForm, FieldForm, Promise
+from forebay.steps.form_values import Side
 from forebay.steps.text.chat.conversation import NOUNS, Message, probe_turns
 from forebay.steps.text.chat.processor_ids import Items, Writer, WrittenIds
 from forebay.steps.text.row_encoder import Size

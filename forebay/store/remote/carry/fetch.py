@@ -17,7 +17,7 @@ from typing import Any
 from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import ConfigError, RemoteError, RemoteMissingError, RemoteReplacedError, TarError
 from forebay.store.files import sweep
-from forebay.store.remote.bucket.object_store import find
+from forebay.store.remote.bucket.bucket import find
 from forebay.store.remote.carry.fetch_folder import FilePart, InTheWayError, TargetFolder, read_pieces
 from forebay.store.remote.carry.fetch_list import FetchListing, FetchOptions, alike, limits, list_files, problems, some
 from forebay.store.remote.carry.proof import Expected, Verdict, judge

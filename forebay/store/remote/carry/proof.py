@@ -20,8 +20,7 @@ from forebay.errors import CacheCorruptError, RemoteError, RemoteMissingError
 from forebay.store.files import write_all, write_aside
 from forebay.store.held import AnyFile
 from forebay.store.metadata import FILE_NAME as METADATA
-from forebay.store.remote.bucket.bucket import CHUNK, Bucket, ObjectInfo, part_bytes
-from forebay.store.remote.bucket.object_store import find
+from forebay.store.remote.bucket.bucket import CHUNK, Bucket, ObjectInfo, find, part_bytes
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.small_files import NAME as COLUMNS
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from forebay.progress import Progress
-from forebay.terminal import CommandReport
+from forebay.terminal import CommandReport, Progress
 from forebay.visible import from_here, human_bytes
 
 T = TypeVar("T")

@@ -26,8 +26,7 @@ from forebay.store.held import HeldFile
 from forebay.store.key import SHORT
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import FILE_NAME, read_regular
-from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo
-from forebay.store.remote.bucket.object_store import find_bytes
+from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo, find_bytes
 from forebay.store.remote.carry.proof import Proof, hash_object, proof_of, save_object
 from forebay.store.remote.carry.tally import Kind, Tally, TransferReport, for_each
 from forebay.store.remote.carry.upload import MadeObject, PushedItem, Upload

@@ -17,8 +17,7 @@ from typing import Any
 import xxhash
 
 from forebay.errors import RemoteError, RemoteExistsError
-from forebay.store.remote.bucket.bucket import ObjectInfo
-from forebay.store.remote.bucket.object_store import ObjectStore
+from forebay.store.remote.bucket.bucket import ObjectInfo, ObjectStore
 from forebay.store.remote.carry.tally import Kind, Tally
 from forebay.store.remote.node.node import WantedFile
 

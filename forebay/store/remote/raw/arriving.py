@@ -21,7 +21,6 @@ from typing import Any, Generic, TypeVar, cast
 from forebay.config.data import SourceConfig
 from forebay.config.remote import GB, RemoteConfig, Url
 from forebay.errors import ForebayError
-from forebay.progress import Progress
 from forebay.store.memo import SIZE
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.room import gb
@@ -29,6 +28,7 @@ from forebay.store.remote.raw.origin import Place, forget
 from forebay.store.remote.raw.raw_sources import place_of
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
+from forebay.terminal import Progress
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

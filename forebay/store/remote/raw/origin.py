@@ -24,8 +24,7 @@ from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
 from forebay.store.files import hash_file
 from forebay.store.held import ORIGIN
-from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.bucket.object_store import find
+from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo, find
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.mirror import Mirror, touch
 from forebay.store.remote.node.node import WantedFile

@@ -1,16 +1,23 @@
-"""One of the texts of a row for each sample of a batch, drawn at load, the same for every text encoder."""
+"""Draws at load from what a cache stores: one of the texts of a row, and latents, anew each epoch.
+
+The text is the same for every text encoder. Latents are drawn of the normal distribution that an autoencoder gave of an
+image.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from forebay.config.tree import LoaderConfig
 from forebay.errors import ConfigError
+from forebay.steps.form import BatchForm
 from forebay.steps.step import Stored
-from forebay.store.layout import CHOICES, TEXT
-from forebay.train.augment.draws import Draws
+from forebay.store.layout import CHOICES, TEXT, Array
+from forebay.train.augment.draws import Draws, generator_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +79,39 @@ class CaptionDraws:
 
     def _with(self, sample: Mapping[str, Any], number: int) -> dict[str, Any]:
         return {**sample, **{name: sample[name][number : number + 1] for name in self.fields}}
+
+
+_LOWEST, _HIGHEST = np.float32(-30), np.float32(20)
+"""Between these diffusers' DiagonalGaussianDistribution takes a log-variance."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentDraws:
+    """A draw in place of the means: mean + exp(log-variance / 2) * noise, in float32. field: that holds both."""
+
+    field: str
+
+    @classmethod
+    def all_of(cls, forms: Mapping[str, BatchForm]) -> Iterator[tuple[str, LatentDraws]]:
+        """Yields a change for each field that holds moments, and the place of its draws: no other field moves them."""
+        for form in forms.values():
+            yield from ((f"latent {f.on_disk}", cls(f.on_disk)) for f in form.stored if f.holds_moments)
+
+    def change(self, samples: Sequence[dict[str, Any]], draws: Draws, ids: Sequence[str]) -> list[dict[str, Any]]:  # noqa: ARG002
+        """See `SampleChange`; the images of a sample have their noise one behind the other."""
+        return [self._changed(sample, int(key)) for sample, key in zip(samples, draws.keys, strict=True)]
+
+    def _changed(self, sample: dict[str, Any], key: int) -> dict[str, Any]:
+        values, generator = sample[self.field], generator_of(key)
+        is_one = not isinstance(values, tuple)
+        found = tuple(_drawn(value, generator) for value in ((values,) if is_one else values))
+        return {**sample, self.field: found[0] if is_one else found}
+
+
+def _drawn(moments: Array, generator: np.random.Generator) -> Array:
+    """Returns moments whose means are drawn, float32; in memory they lie before the log-variances."""
+    found = moments.astype(np.float32)
+    mean, log_variance = np.split(found.reshape(-1), 2)
+    np.clip(log_variance, _LOWEST, _HIGHEST, out=log_variance)
+    mean += np.exp(log_variance / 2) * generator.standard_normal(len(mean), dtype=np.float32)
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.config import Config
-from forebay.store import lookup, memo, source_index
+from forebay.store import lookup, memo, source_comparison
 from forebay.store.source_files import load_sources
 from tests.store.sealed import build, config_of, raw_data
 from tests.store.test_lookup import find
@@ -30,7 +30,7 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """A config with caches of its data in several states; every lookup keeps what it reads."""
-    monkeypatch.setattr(source_index, "_FEW", 0)
+    monkeypatch.setattr(source_comparison, "_FEW", 0)
     monkeypatch.setattr(memo, "_RACY_NS", -(10**15))
     raw_data(tmp_path / "data")
     config = config_of(tmp_path)
@@ -50,7 +50,7 @@ def test_what_is_found_is_the_same_with_an_index_and_without(
     config: Config, tmp_path: Path, change: str, *, may_hash: bool
 ) -> None:
     CHANGES[change](tmp_path / "data")
-    index = config.cache_root / source_index.FILE_NAME
+    index = config.cache_root / source_comparison.FILE_NAME
     assert not index.exists()
     before = find(config, may_hash=may_hash)
     assert index.exists() == (change != "all gone" or before.state == "absent")
@@ -75,6 +75,6 @@ def test_lists_that_are_ruled_out_are_not_read(config: Config, tmp_path: Path, m
 
 
 def test_a_few_caches_leave_no_index(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_index, "_FEW", 16)
+    monkeypatch.setattr(source_comparison, "_FEW", 16)
     assert find(config).state == "same"
-    assert not (config.cache_root / source_index.FILE_NAME).exists()
+    assert not (config.cache_root / source_comparison.FILE_NAME).exists()
