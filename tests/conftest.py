@@ -35,9 +35,9 @@ _seen = SimpleNamespace(blocks=0)
 
 def pytest_collection_finish() -> None:
     """Collections that nobody asks for come less often: they are a part of the CPU of tests that make small objects."""
-    gc.enable()
     _pass_over_what_is_there()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 def _pass_over_what_is_there() -> None:

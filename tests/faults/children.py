@@ -40,7 +40,6 @@ _LOADED = (
     "soundfile",
     "soxr",
     "tests.faults.building",
-    "tests.faults.test_fuzz",
 )
 
 Call = tuple[Any, ...]

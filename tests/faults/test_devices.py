@@ -46,7 +46,7 @@ class Modelled:
 @contextlib.contextmanager
 def modelled(folder: Path) -> Iterator[Modelled]:
     Corpus(folder, "dac").config(SPEECH + section("dac", "audio") + _SHARDS)
-    with Children() as children:
+    with Children("transformers.models.dac.modeling_dac", "transformers.models.dac.feature_extraction_dac") as children:
         ended = children.run(_build, folder / "config.toml", folder / "wanted", '"cpu"', "nobody", "", None)
         assert ended.error is None, ended.error
         yield Modelled(folder, children, shard_bytes(Path(ended.value)))

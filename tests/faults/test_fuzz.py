@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from forebay.store.metadata import write_metadata
 from forebay.store.seal import verify_folder
 from forebay.store.shard import shard_name, to_table
 from forebay.tar.index import load_index
-from tests.faults.children import Children, serving
+from tests.faults.children import Children
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy, object_arrays, sign
 from tests.faults.row import Row, made
 from tests.preprocess.corpus import Corpus, flac, tone
@@ -232,6 +234,12 @@ _SPEECH_SETS: dict[str, dict[str, bytes]] = {
 }
 
 
+@contextlib.contextmanager
+def _serving(_folder: Path) -> Iterator[Children]:
+    with Children("tests.faults.test_fuzz") as children:
+        yield children
+
+
 def _plan_settings() -> Any:
     return BucketConfig(batch_seconds=60.0)
 
@@ -274,7 +282,7 @@ ROW: Row[Any] = Row(
     fault="fuzzed metadata.json, plan, npy, tdz, tar, parquet, TSV, JSONL, sets of speech, TOML "
     f"({PER_TRIAL} inputs a run)",
     outcome="typed error; no crash, no import, no code execution, no path outside the root, memory bounded",
-    prepared=serving,
+    prepared=_serving,
     trial=FUZZ.trial,
     short=len(FUZZ.targets),
     long=1000,
@@ -282,7 +290,7 @@ ROW: Row[Any] = Row(
 
 
 def test_foreign_bytes_give_typed_errors(tmp_path: Path) -> None:
-    with Children() as children:
+    with _serving(tmp_path) as children:
         numbers = range(len(FUZZ.targets))
         outcomes = [FUZZ.trial(children, number, made(tmp_path / str(number)), count=4) for number in numbers]
     assert outcomes == [f"{target.__name__} x 4" for target in FUZZ.targets]

@@ -30,6 +30,7 @@ from forebay.store.lookup import find_cache, sealed_caches
 from forebay.store.seal import verify_folder
 from tests.preprocess.corpus import Corpus, file_bytes, flac, json_lines, shard_bytes, speech_corpus, tone
 from tests.preprocess.here_pool import build_here
+from tests.warm.worker import warm_python
 
 QUIET = Options(progress=False)
 
@@ -340,7 +341,7 @@ def run_build(folder: Path) -> subprocess.Popen[str]:
         "from forebay import load_config; from forebay.preprocess import build, Options\n"
         f"print(build(load_config({str(folder / 'config.toml')!r}), Options(progress=False)).shards_kept)"
     )
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([warm_python(), "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_shards(root: Path, count: int) -> None:

@@ -40,7 +40,7 @@ _LOADED = (
     *("transformers.models.qwen2_vl.image_processing_qwen2_vl", "transformers.models.qwen3_vl.modeling_qwen3_vl"),
     *("transformers.models.qwen3_vl.processing_qwen3_vl", "accelerate", "accelerate.commands.launch"),
     *("numpy.random", "pandas", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.parquet", "soundfile", "soxr"),
-    *("pydantic.dataclasses", "pydantic.type_adapter", "jiwer", "peft", "tensordict", "PIL.Image", "obstore"),
+    *("pydantic.dataclasses", "pydantic.type_adapter", "jiwer", "peft", "tensordict", "PIL.Image", "obstore", "pytest"),
     *("forebay.cli", "forebay.preprocess.pipeline", "forebay.preprocess.worker", "forebay.train.loop.run"),
 )
 
@@ -63,6 +63,12 @@ def _load() -> None:
     for name in _LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # pydantic's checkers of a config, and the steps: they are made at the first use, 0.2 s of each process
+    tree, table = (importlib.import_module(f"forebay.{name}") for name in ("config.tree", "steps.table"))
+    vars(sys.modules["forebay.config.load"])["_adapter"](tree.Config)
+    for group, names in table.STEPS.items():
+        for name in names:
+            table.steps_named(group, name)
     inspect.getmodule(_load)
     inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # torchrun asks often: all modules would be gone through
     for each in vars(weakref.finalize)["_registry"]:  # torch's libraries, taken apart at the end of each process

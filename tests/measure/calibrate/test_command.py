@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from forebay.plan.make import plan_of
 from forebay.preprocess import build
 from tests.commands import run, run_json
 from tests.processes import ROOT, torchrun
+from tests.warm.worker import warm_python
 
 SPEECH, VISION = ROOT / "configs" / "demo_speech.toml", ROOT / "configs" / "demo_vision.toml"
 NAMES = ["b_0_3", "b_3_5", "b_5_7", "b_7_10", "b_10_15", "b_15_20", "b_20_30"]
@@ -36,7 +38,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def calibrate(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+def calibrate(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.setattr(sys, "executable", warm_python())
+
     def call(config: Path, *arguments: object) -> tuple[int, str, str]:
         out = tmp_path / "calibrated_bs.json"
         return run(capsys, "calibrate", config, "--cache-root", root, "--out", out, *arguments)

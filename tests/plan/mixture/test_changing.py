@@ -131,7 +131,7 @@ def test_another_world_size_and_a_resume_change_nothing(made: Made, before: int,
         return cursors[0].state_dict()
 
     walk(after, 20, walk(before, steps, None) if steps else None)
-    whole = np.concatenate(run(plan, 60 * 4 // plan.num_batches + 2))
+    whole = np.concatenate(run(plan, (steps * before + 20 * after) // plan.num_batches + 2))
     assert np.array_equal(np.concatenate(used), whole[: len(np.concatenate(used))])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import random
 from collections.abc import Mapping
@@ -94,17 +95,24 @@ def images_of(ids: list[int], constants: Mapping[str, Any]) -> list[tuple[int, i
 def messages_at(talk: Talk, sample: Mapping[str, Any], constants: Mapping[str, Any]) -> list[int]:
     """Where each message begins, by the template's own text of all messages before it."""
     sizes = [int(np.prod(grid)) // constants["merge_size"] ** 2 for grid in sample["image_grid_thw"]]
+    return [length + sum(sizes[:pads]) for length, pads in texts_before(talk["id"], constants["image_token_id"])]
+
+
+@functools.cache
+def texts_before(talk_id: str, pad_id: int) -> list[tuple[int, int]]:
+    """The tokens before each message of a talk, without those of images, and how many images they have."""
+    talk = TALKS[talk_id]
     parts: list[dict[str, Any]] = []
     for message in talk["messages"]:
         shown = [{"type": "image"}] * message["content"].count("<image>")
         text = {"type": "text", "text": message["content"].replace("<image>", "")}
         parts.append({"role": message["role"], "content": [*shown, text]})
-    found = [0]
+    found = [(0, 0)]
     for stop in range(1, len(parts)):
         text = TOKENIZER.apply_chat_template(parts[:stop], tokenize=False)
         ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
-        pads = ids.count(constants["image_token_id"])
-        found.append(len(ids) - pads + sum(sizes[:pads]))
+        pads = ids.count(pad_id)
+        found.append((len(ids) - pads, pads))
     return found
 
 

@@ -140,21 +140,22 @@ def test_where_no_evaluation_works_the_command_ends_with_1(
     assert (code, json.loads(out)["evaluations_failed"]) == (1, 1)
 
 
-@pytest.mark.parametrize("stopped_in", [1, 2, 3])
 def test_a_run_that_was_stopped_in_an_evaluation_makes_up_for_it(
-    untaught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_in: int
+    untaught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = "train.checkpoint_every=1"
-    run(trained(untaught, tmp_path / "whole", every))
-    with monkeypatch.context() as stopping:
-        failing(stopping, stopped_in, error=KeyboardInterrupt("stopped"), folder=tmp_path)
-        with pytest.raises(KeyboardInterrupt, match="stopped"):
-            run(trained(untaught, tmp_path / "stopped", every))
-    run(trained(untaught, tmp_path / "stopped", every), resume=True)
-    assert lines_of(tmp_path / "stopped") == lines_of(tmp_path / "whole")
-    whole, stopped = (tmp_path / name / "whisper" for name in ("whole", "stopped"))
-    assert (whole / "best.json").read_text() == (stopped / "best.json").read_text()
-    assert sorted(path.name for path in whole.iterdir()) == sorted(path.name for path in stopped.iterdir())
+    every, whole = "train.checkpoint_every=1", tmp_path / "whole"
+    run(trained(untaught, whole, every))
+    for stopped_in in (1, 2, 3):
+        stopped = tmp_path / f"stopped in {stopped_in}"
+        with monkeypatch.context() as stopping:
+            failing(stopping, stopped_in, error=KeyboardInterrupt("stopped"), folder=tmp_path)
+            with pytest.raises(KeyboardInterrupt, match="stopped"):
+                run(trained(untaught, stopped, every))
+        run(trained(untaught, stopped, every), resume=True)
+        assert lines_of(stopped) == lines_of(whole)
+        assert (whole / "whisper" / "best.json").read_text() == (stopped / "whisper" / "best.json").read_text()
+        names = [sorted(path.name for path in (folder / "whisper").iterdir()) for folder in (whole, stopped)]
+        assert names[0] == names[1]
 
 
 @pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp2", marks=pytest.mark.wide)])
