@@ -103,7 +103,7 @@ class PatchForm:
             return {name: stored, "image_grid_thw": grid, SECONDS: seconds_of}
         assert isinstance(data, bytes)
         with span(FEATURES):
-            windows = self.step.windows.names if self.codec != "source" else ()
+            windows = self.step.windows.stored(self.codec)
             image = self._opened().make(data, sample_id=row["sample_id"], still=row.get("still"), windows=windows)
         if image.grid != (1, row["grid_h"], row["grid_w"]):
             raise SampleError(
@@ -168,7 +168,7 @@ class PatchForm:
     def raw_bytes(self, images: pa.Table) -> int:
         """Returns about what the values of images take."""
         copies = np.where(images["video"].is_valid(), self.settings.temporal_patch_size, 1) if self.step.video else 1
-        parts = 1 + (self.step.crops if self.codec != "source" else 0)
+        parts = 1 + len(self.step.windows.stored(self.codec))
         return int((self._num_patches(images) * copies).sum()) * self.settings.patch_bytes * parts
 
     def stored(self) -> StoredImages:

@@ -133,12 +133,11 @@ class Patches(ShowsVideos):
         stored.
         """
         values = FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(patch_bytes,) if codec == "raw" else ())
-        windows = self.windows.names if codec != "source" else ()
         return (
             values,
             FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,)),
             *((FieldSpec(name=SECONDS, dtype="float32"),) if self.fps else ()),
-            *(replace(values, name=variant_name(values.name, name)) for name in windows),
+            *(replace(values, name=variant_name(values.name, name)) for name in self.windows.stored(codec)),
         )
 
 

@@ -272,9 +272,8 @@ class StoredImages:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields of the values of an image, and behind them those of its windows; `source` cuts them again."""
-        windows = self.windows.names if self.codec != "source" else ()
-        return tuple(variant_name(FIELDS[self.codec], name) for name in ("", *windows))
+        """The fields of the values of an image, and behind them those of its windows that are stored."""
+        return tuple(variant_name(FIELDS[self.codec], name) for name in ("", *self.windows.stored(self.codec)))
 
     @property
     def is_as_stored(self) -> bool:

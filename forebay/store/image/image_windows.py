@@ -39,6 +39,10 @@ class ImageWindows:
         """Those of the variants, row by row."""
         return tuple(f"crop{number}" for number in range(1, self.count + 1))
 
+    def stored(self, codec: str) -> tuple[str, ...]:
+        """Returns the names of those that a codec stores: `source` has the file, and cuts them again at load."""
+        return self.names if codec != "source" else ()
+
     def part(self, image: Image, name: str) -> Image:
         """Returns one of the windows of an image; of no name all of it."""
         if not name:
