@@ -661,7 +661,7 @@ def test_a_web_server_with_ranges_goes_on_where_it_was(tmp_path: Path, monkeypat
         with monkeypatch.context() as patch:
             patch.setattr(folders.FilePart, "append", failing(folders.FilePart.append, 3))
             with pytest.raises(RemoteError, match="the network has gone"):
-                fetched(url, tmp_path / "out")
+                fetched(url, tmp_path / "out", num_threads=1)  # beside a second thread the manifest goes on too, or not
         report = fetched(url, tmp_path / "out")
         assert [one.headers["range"] for one in store.asked if "range" in one.headers] == [
             f"bytes={report.resumed_bytes}-"
