@@ -40,9 +40,9 @@ demo-remote: $(INSTALLED)
 test: $(INSTALLED)
 	$(CPU_OF) env $(PINNED) FOREBAY_TEST_COLD=$(COLD) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m "not wide"
 
-# The tests that take long for what they add to `make test`: before an issue is closed.
+# The tests that take long for what they add to `make test`, and all properties with more examples: before an issue is closed.
 test-wide: $(INSTALLED)
-	$(PINNED) FOREBAY_TEST_COLD=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m wide --hypothesis-profile wide
+	$(PINNED) FOREBAY_TEST_COLD=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m "wide or hypothesis" --hypothesis-profile wide
 
 # The examples of other frameworks, in an environment of their own; outside of `.ci/run`.
 test-frameworks: $(FRAMEWORKS_INSTALLED)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soxr
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import Config
@@ -142,7 +142,6 @@ def writers(talks: Talks) -> tuple[Writer, Any]:
     return writer, own_processor(talks, Grids)
 
 
-@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_tokens_alternate_as_the_processor_writes_them(writers: tuple[Writer, Any], data: st.DataObject) -> None:
     writer, processor = writers

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.image_processing_backends import TorchvisionBackend
@@ -95,7 +95,6 @@ def test_on_the_fly_they_are_the_same(cache: Cache) -> None:
     assert_same(cache, select(config_in(cache.folder.parents[1], 'loader.cache="off"')), range(len(cache)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     num_frames=st.integers(1, 400),
     fps=st.sampled_from([1.0, 10.0, 23.976, 30.0]),
@@ -117,7 +116,6 @@ def test_a_stretch_has_the_frames_that_begin_in_it(
     assert found == within
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     data=st.data(),
     family=st.sampled_from(["qwen2", "qwen2_5", "qwen3"]),

@@ -260,7 +260,6 @@ def test_packed_equals_separate_and_positions_are_the_model_s(folder: Path, cach
             start += length
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), family=st.sampled_from(sorted(FAMILIES)))
 def test_frames_and_sizes_are_the_class_s(data: st.DataObject, family: Any) -> None:
     number = st.integers(1, 900)

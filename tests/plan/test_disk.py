@@ -219,9 +219,9 @@ def test_a_mapped_plan_outlives_its_replacement(tmp_path: Path) -> None:
     assert np.array_equal(loaded.members, PLAN.members)
 
 
-@pytest.mark.parametrize("name", ["arrays", "plan", "sample_rate_hz", "num_samples"])
+@pytest.mark.parametrize("name", ["arrays", "plan", "sample_rate_hz", "num_samples", "cache_keys", "settings"])
 def test_a_signed_document_of_another_shape_is_refused_by_name(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path)
-    rewrite(folder, lambda metadata: metadata.pop(name))
+    rewrite(folder, lambda metadata: (metadata["plan"] if name in metadata["plan"] else metadata).pop(name))
     with pytest.raises(CacheCorruptError, match=r"metadata.json is none that forebay writes"):
         load_plan(folder, cache_key=KEY, settings=SETTINGS, num_samples=400)

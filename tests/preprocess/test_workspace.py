@@ -67,6 +67,12 @@ def test_nothing_is_hashed_where_a_shard_is_missing(space: Workspace, monkeypatc
     assert finished_keys(space.folder / "text") == set()
 
 
+def test_a_shard_of_another_size_is_not_hashed(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_whole", lambda *_: pytest.fail("hashed"))
+    space.path("audio", KEYS[0]).write_bytes(b"x" * 31)
+    assert space.load(named(KEYS[:1])) == [None]
+
+
 def test_workers_hash(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MUCH", 0)
     with Pool(1) as pool:

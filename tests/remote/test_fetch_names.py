@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config.remote import RemoteConfig, Url
@@ -56,7 +56,6 @@ class Memory:
         return (data[at : at + 5] for at in range(0, len(data), 5))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(objects=st.lists(st.tuples(NAMES, st.binary(max_size=40)), min_size=1, max_size=5))
 def test_nothing_is_written_outside_and_what_is_written_is_the_object(objects: list[tuple[str, bytes]]) -> None:
     with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:

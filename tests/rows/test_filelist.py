@@ -150,7 +150,7 @@ _seconds = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.tuples(_cell, _cell, _cell, _seconds), max_size=6),
     end=st.sampled_from(["\n", "\r\n"]),

@@ -175,7 +175,7 @@ _json = st.recursive(
 _fields = st.sampled_from(["audio", "text", "language", "prompt", "id", "sample_id", "duration", "duration_s", "more"])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.one_of(st.dictionaries(_fields, _json | st.text(max_size=5)), _json), max_size=3))
 def test_any_json_gives_its_rows_or_a_manifest_error(tmp_path: Path, rows: list[Any]) -> None:
     path = write_jsonl(tmp_path / "m.jsonl", *(json.dumps(row) for row in rows))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError, ManifestError
@@ -103,7 +103,6 @@ _VALUES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(_VALUES, max_size=9), st.lists(st.integers(0, 9), max_size=3))
 def test_a_column_does_not_depend_on_how_it_is_cut(values: list[Any], cuts: list[int]) -> None:
     ends = sorted({*(min(cut, len(values)) for cut in cuts), 0, len(values)})

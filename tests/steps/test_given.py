@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import cli
@@ -266,7 +266,6 @@ def test_all_of_another_size_names_the_setting() -> None:
 _values = st.sampled_from([0.0, -0.0, 1.0, -1.5, 0.1])
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(["float16", "float32", "float64"]))
 def test_any_matrix_is_rebuilt_from_what_is_left(data: st.DataObject, dtype: str) -> None:
     bins, frames = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config.load import parse_config
@@ -58,7 +58,6 @@ def _tables(draw: st.DrawFn) -> list[dict[str, Any]]:
     return [{"sample_id": f"s{number}/é", **each} for number, each in enumerate(rows)]
 
 
-@settings(max_examples=150)
 @given(
     rows=_tables(),
     most=st.sampled_from([None, 8.0, 20.0]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import (
@@ -47,7 +47,6 @@ def test_a_document_comes_back(tmp_path_factory: pytest.TempPathFactory, documen
     assert document == before
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_every_changed_byte_is_found(
     sealed: bytes, tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, CacheError
@@ -106,7 +106,6 @@ def test_what_a_row_gives_is_read_only(rows: Rows) -> None:
                 value.flags.writeable = True
 
 
-@settings(max_examples=150)
 @given(stored_rows().filter(lambda rows: any("failure" not in row for row in rows)), st.data())
 def test_every_flipped_byte_of_a_tensor_is_found(rows: Rows, draw: st.DataObject) -> None:
     with written(rows) as (path, entry):
@@ -121,7 +120,6 @@ def test_every_flipped_byte_of_a_tensor_is_found(rows: Rows, draw: st.DataObject
         assert f"row {index} (bytes from " in found[index]
 
 
-@settings(max_examples=150)
 @given(stored_rows().filter(len), st.data())
 def test_every_flipped_byte_of_hashes_or_offsets_is_found(rows: Rows, draw: st.DataObject) -> None:
     with written(rows) as (path, entry):

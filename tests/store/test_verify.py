@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.store import metadata
@@ -54,7 +54,6 @@ def test_a_cache_of_hardly_any_samples_is_ok(tmp_path: Path, num_samples: int) -
     assert verify_folder(make_cache(tmp_path, num_samples=num_samples)).ok
 
 
-@settings(max_examples=250)
 @given(draw=st.data())
 def test_every_changed_byte_of_every_file_is_found(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject

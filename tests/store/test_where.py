@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
@@ -196,7 +196,6 @@ language num_tokens clean and or not in is None True False lambda : if else for 
 _WORDS = [*_FORMS.split(), "\n"]
 
 
-@settings(max_examples=300)
 @given(
     st.one_of(
         st.text(max_size=80),
@@ -323,7 +322,6 @@ def _pair_truth(left: ast.expr, sign: ast.cmpop, right: ast.expr, *, row: dict[s
     return bool(_OPERATORS[type(sign)](one, two))
 
 
-@settings(max_examples=250)
 @given(tables(), conditions())
 def test_a_condition_is_what_sql_says_row_by_row(table: list[dict[str, Any]], text: str) -> None:
     types = {"t": pa.large_string(), "u": pa.string(), "i": pa.int64(), "f": pa.float64(), "b": pa.bool_()}

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.errors import BuildError, TarError
@@ -123,7 +123,6 @@ def test_the_same_tar_by_another_path_has_one_index(tar: Path, root: Path) -> No
 
 
 @given(position=st.integers(0, 10_000), flip=st.integers(1, 255), cut=st.booleans())
-@settings(max_examples=150)
 def test_a_damaged_index_is_made_again(
     tmp_path_factory: pytest.TempPathFactory, *, position: int, flip: int, cut: bool
 ) -> None:

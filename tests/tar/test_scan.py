@@ -12,7 +12,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, example, given, reject, settings
+from hypothesis import assume, example, given, reject
 from hypothesis import strategies as st
 
 from forebay.errors import TarError
@@ -43,7 +43,6 @@ def listed_by_tarfile(data: bytes) -> list[tuple[str, int, int]]:
 
 @given(members=tar_contents(), tar_format=st.sampled_from(FORMATS), mtime=st.sampled_from([0, 1.5]))
 @example(members=[("./" + "d" * 120 + "/x.wav", b"1"), (".hidden", b""), ("..x", b"2")], tar_format=1, mtime=0)
-@settings(max_examples=300)
 def test_lists_what_tarfile_lists(path: Path, members: list[tuple[str, bytes]], tar_format: int, mtime: float) -> None:
     try:
         data = tar_bytes(members, tar_format=tar_format, mtime=mtime)
@@ -166,7 +165,6 @@ def test_one_bad_checksum_costs_one_member(path: Path) -> None:
 
 
 @given(count=st.integers(1, 9), row=st.integers(0, 8), byte=st.integers(0, 511), flip=st.integers(1, 255))
-@settings(max_examples=200)
 def test_a_broken_header_never_costs_another_member(path: Path, count: int, row: int, byte: int, flip: int) -> None:
     # A header that now looks like the name of the next member costs that too: it could have another name.
     assume(byte != 156 or chr(ord("0") ^ flip) not in "KLXgx")
@@ -377,7 +375,6 @@ def test_read_errors_name_the_tar(path: Path, monkeypatch: pytest.MonkeyPatch) -
     flips=st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 255)), max_size=8),
     cut=st.one_of(st.none(), st.integers(0, 40_000)),
 )
-@settings(max_examples=300)
 def test_damage_gives_a_typed_error_or_ranges_within_the_file(
     path: Path, members: list[tuple[str, bytes]], tar_format: int, flips: list[tuple[int, int]], cut: int | None
 ) -> None:

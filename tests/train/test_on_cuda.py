@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config.tree import DeviceFeaturesConfig
@@ -43,7 +43,6 @@ def on_cuda(crossed: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in crossed.items()}
 
 
-@settings(max_examples=60)
 @given(source=ragged(), dtype=st.sampled_from(DTYPES))
 def test_batches_are_those_of_the_host(source: FakeSource, dtype: torch.dtype) -> None:
     wanted = Collator(source, dtype=dtype)(source.samples)
@@ -61,7 +60,6 @@ def test_batches_are_those_of_the_host(source: FakeSource, dtype: torch.dtype) -
             assert torch.equal(found[name].cpu(), value), name
 
 
-@settings(max_examples=60)
 @given(drawn=fields(), dtype=st.sampled_from(DTYPES))
 def test_declared_fields_are_those_of_the_host(
     drawn: tuple[FieldForm, list[np.ndarray[Any, Any]]], dtype: torch.dtype

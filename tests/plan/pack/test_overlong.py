@@ -162,12 +162,7 @@ PLANS = st.one_of(
 )
 
 
-@settings(
-    max_examples=60,
-    phases=[Phase.explicit, Phase.generate],
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(phases=[Phase.explicit, Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=PLANS,
     seq_len=st.integers(20, 260),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import DecodeError
@@ -222,7 +222,6 @@ def test_what_libsndfile_has_no_memory_for_is_not_the_samples_fault(monkeypatch:
     flips=st.lists(st.tuples(st.integers(0, 60_000), st.integers(1, 255)), min_size=1, max_size=5),
     cut=st.one_of(st.none(), st.integers(0, 20_000)),
 )
-@settings(max_examples=150)
 def test_damage_gives_a_reason_or_a_finite_waveform(kind: str, flips: list[tuple[int, int]], cut: int | None) -> None:
     data = bytearray(encoded(voice(6_000), 16_000, kind=kind))
     for position, flip in flips:

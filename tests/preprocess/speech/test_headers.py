@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.store.sound_containers import AudioInfo, header_info, parsed_header
@@ -192,7 +192,6 @@ def test_read_errors_come_through() -> None:
     ),
     rest=st.binary(max_size=200),
 )
-@settings(max_examples=300)
 def test_any_bytes_give_an_answer(start: bytes, rest: bytes) -> None:
     data = start + rest
     found = parsed_header(lambda offset, size: data[offset : offset + size], len(data))

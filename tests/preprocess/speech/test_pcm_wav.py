@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import DecodeError
@@ -68,7 +68,6 @@ def test_plain_files_are_what_libsndfile_gives(
     cut=st.none() | st.integers(0, 300),
     tail=st.binary(max_size=9),
 )
-@settings(max_examples=300, deadline=None)
 def test_damaged_files_get_the_answer_of_libsndfile(
     changes: list[tuple[int, int]], cut: int | None, tail: bytes
 ) -> None:

@@ -130,7 +130,6 @@ def special_tokens_in(messages: list[dict[str, Any]]) -> bool:
 
 
 @given(conversations())
-@settings(max_examples=150, deadline=None)
 def test_any_conversation_is_as_transformers_tokenises_it(
     conversation: tuple[list[dict[str, Any]], list[tuple[int, int, int]]],
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from forebay.config.pretrained_folder import tokenizer_digest
@@ -190,7 +190,6 @@ EDITS: Mapping[str, st.SearchStrategy[Edit]] = {
 }
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(PLAIN), st.lists(st.sampled_from([*EDITS]).flatmap(EDITS.__getitem__), min_size=1, max_size=3))
 def test_whatever_the_files_say_it_is_that_of_transformers_or_left_to_it(name: str, edits: list[Edit]) -> None:
     with tempfile.TemporaryDirectory() as place:

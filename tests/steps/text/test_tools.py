@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -153,7 +153,6 @@ def rows(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(rows())
-@settings(max_examples=60, deadline=None)
 def test_agents_are_as_transformers_writes_them(coder: ChatEncoder, row: dict[str, Any]) -> None:
     tokenizer = from_folder(AutoTokenizer, coder._vocabulary.folder)
     tokenizer.chat_template = TEMPLATE.replace("[G]", "{%- generation -%}").replace("[/G]", "{%- endgeneration -%}")

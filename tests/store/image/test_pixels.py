@@ -10,7 +10,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.image_transforms import convert_to_rgb
 from transformers.image_utils import load_image
@@ -123,7 +123,6 @@ def test_a_cut_image_is_unreadable(kind: str) -> None:
     assert caught.value.reason == "unreadable_image"
 
 
-@settings(max_examples=400)
 @given(data=st.sampled_from(SMALL), changes=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=6))
 def test_any_bytes_are_an_image_or_a_sample_that_failed(data: bytes, changes: list[tuple[int, int]]) -> None:
     damaged = bytearray(data)

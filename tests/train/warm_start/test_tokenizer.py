@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
@@ -181,7 +181,6 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_strangers_file_gives_a_tokenizer_or_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
