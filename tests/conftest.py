@@ -33,6 +33,25 @@ gc.disable()
 _seen = SimpleNamespace(blocks=0)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `few`, the cases that are not shown become `wide`."""
+    shown: dict[tuple[str, str], set[object]] = {}
+    cases = [item for item in items if item.get_closest_marker("few") and not item.get_closest_marker("wide")]
+    kept = set()
+    for least in (2, 1):  # first the cases of which all values are new, then what still lacks one
+        for item in cases:
+            mark, call = item.get_closest_marker("few"), item.callspec  # type: ignore[attr-defined]
+            test, names = item.nodeid.partition("[")[0], sorted(call.params)
+            new = [id(call.params[name]) not in shown.setdefault((test, name), set()) for name in names]
+            if call.id in mark.args if mark and mark.args else any(new) if least == 1 else all(new):
+                kept.add(item)
+                for name in names:
+                    shown[test, name].add(id(call.params[name]))
+    for item in set(cases) - kept:
+        item.add_marker(pytest.mark.wide)
+
+
 def pytest_collection_finish() -> None:
     """Collections that nobody asks for come less often: they are a part of the CPU of tests that make small objects."""
     _pass_over_what_is_there()

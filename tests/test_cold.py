@@ -1,7 +1,7 @@
 """Each kind of process once as a user starts it: from nothing, not from the warm server of the other tests.
 
-Beside these, torchrun (tests/train/test_ranks.py) and commands that look (tests/test_light_imports.py,
-tests/test_imports.py) start cold. The tests take 20 s of CPU: torch and transformers are loaded six times.
+Beside these, commands that look (tests/test_light_imports.py, tests/test_imports.py) start cold. The tests take 20 s of
+CPU: torch and transformers are loaded six times.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def calls() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "forebay").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if path.name != "extras.py" else ():
+        for node in ast.walk(ast.parse(text)) if path.name != "extras.py" and any(n in text for n in _NAMED_IN) else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NAMED_IN:
                 name = node.args[_NAMED_IN[node.func.id]]
                 assert isinstance(name, ast.Constant), f"{path}: the extra is no literal"

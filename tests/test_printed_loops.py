@@ -75,6 +75,7 @@ def run(block: str, loader: Loader) -> Counter[int]:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("make", [speech_loader, partial(pack_loader, tail="split")], ids=["speech", "packs"])
 @pytest.mark.parametrize(("name", "block"), LOOPS, ids=[f"{name}:{i}" for i, (name, _) in enumerate(LOOPS)])
+@pytest.mark.few
 def test_a_printed_loop_learns_from_every_sample_once(
     name: str, block: str, make: Callable[..., Loader], world: int
 ) -> None:
@@ -89,6 +90,7 @@ def test_the_documents_print_loops() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.few("1-2", "3-0", "8-0")
 def test_a_dataloader_hands_the_weight_on_with_the_batch(world: int, num_workers: int) -> None:
     """61 batches of one sample: behind worker processes, which run ahead of the loop."""
     learnt: Counter[tuple[int, ...]] = Counter()
@@ -106,6 +108,7 @@ def test_a_dataloader_hands_the_weight_on_with_the_batch(world: int, num_workers
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.few("3-2", "1-0", "8-0")
 def test_packs_of_a_folder_have_their_weight(tmp_path: Path, world: int, num_workers: int) -> None:
     samples = conversations(3, 11)
     cache = make_vl_cache(tmp_path, samples)

@@ -138,6 +138,7 @@ def test_images_alone_have_no_tokens_to_be_planned_by(corpus: TinyCorpus) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.few
 def test_what_a_device_makes_of_codes_is_what_the_host_makes(kind: str, dtype: str, tmp_path: Path) -> None:
     _, cache = built(tiny_corpus(tmp_path, kind=kind), f"loader.dtype={dtype}")
     coded = Collator(cache, dtype=getattr(torch, dtype), on_device=True)

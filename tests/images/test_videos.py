@@ -240,6 +240,7 @@ def test_texts_are_those_of_the_processor(family: str, folder: Path, cache: Cach
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.few
 def test_packed_equals_separate_and_positions_are_the_model_s(folder: Path, cache: Cache, attention: str) -> None:
     model = random_large(folder / "model", attention=attention)
     samples, collator, config = [*samples_of(cache).values()], PackCollator(cache), model.config
@@ -302,6 +303,7 @@ def _or_none(function: Any, *arguments: Any) -> Any:
         return None
 
 
+@pytest.mark.few("qwen3")
 def test_every_codec_gives_the_same_samples(folder: Path, cache: Cache) -> None:
     wanted = samples_of(cache)
     for codec in ("zstd", "webp", "source"):
@@ -313,6 +315,7 @@ def test_every_codec_gives_the_same_samples(folder: Path, cache: Cache) -> None:
                     np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.few("qwen2")
 def test_on_the_fly_a_sample_is_what_a_cache_has(folder: Path, cache: Cache) -> None:
     config, off = config_in(folder), config_in(folder, 'loader.cache="off"')
     online = select(off)
@@ -322,6 +325,7 @@ def test_on_the_fly_a_sample_is_what_a_cache_has(folder: Path, cache: Cache) -> 
     assert_same_batches(config, off)
 
 
+@pytest.mark.few("qwen2_5")
 def test_videos_in_a_tar_and_in_tables_are_those_of_files(folder: Path, cache: Cache, tmp_path: Path) -> None:
     shutil.copytree(folder / "model", tmp_path / "model")
     data, row = (folder / "a.mp4").read_bytes(), {"question": "What <video> is it?", "answer": "A cat."}
@@ -496,6 +500,7 @@ def test_the_last_frame_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.few
 def test_fixed_packs_have_items_of_both_kinds_and_their_samples_logits(
     folder: Path, cache: Cache, attention: str
 ) -> None:
@@ -526,6 +531,7 @@ def test_fixed_packs_have_items_of_both_kinds_and_their_samples_logits(
     assert sorted(seen) == [*range(len(cache))]
 
 
+@pytest.mark.few("qwen3")
 def test_fixed_packs_are_one_graph(folder: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of images and videos samples have: the layers of the language model see tokens alone."""
     config = config_in(folder, "plan.shapes=fixed", "plan.seq_len=300", "plan.max_patches=900")

@@ -263,6 +263,7 @@ def test_a_config_and_its_folder_give_one_report(built: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("start", [".", "elsewhere", "caches", "caches/{name}", "caches/{name}/audio"])
 @pytest.mark.parametrize("suffix", ["", "/", "/."])
+@pytest.mark.few
 def test_verify_takes_a_folder_however_it_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, suffix: str
 ) -> None:

@@ -172,6 +172,7 @@ def test_positions_outside_of_the_epoch_are_refused(settings: LengthsConfig, pos
 
 @pytest.mark.parametrize("settings", EVERY_KIND)
 @pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.few
 def test_world_sizes_that_divide_lockstep_mix_only_behind_the_full_groups(settings: LengthsConfig, world: int) -> None:
     plan = plan_of_any_kind(some_lengths(6000), settings)
     assert plan is not None

@@ -98,6 +98,7 @@ def test_a_part_that_is_not_sealed_has_no_plan(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.few("3")
 def test_any_number_of_workers_gives_the_same_bytes(corpus: Corpus, wanted: dict[str, bytes], workers: int) -> None:
     report = make_by_workers(corpus.config(f"run.num_workers={workers}"))
     assert shard_bytes(Path(report.cache)) == wanted
@@ -168,6 +169,7 @@ def test_a_rebuild_gives_the_same_bytes_in_new_files(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize("rows_per_shard", [1, 3, 17])
+@pytest.mark.few("3")
 def test_a_rebuild_in_another_layout_leaves_readers_what_they_opened(corpus: Corpus, rows_per_shard: int) -> None:
     first = make(corpus.config())
     reader, untouched = open_cache(first.cache), open_cache(first.cache, max_open_shards=1)
@@ -356,6 +358,7 @@ def wait_for_shards(root: Path, count: int) -> None:
 @pytest.mark.parametrize(
     ("count", "end"), [(1, signal.SIGKILL), (4, signal.SIGKILL), (2, signal.SIGTERM), (3, signal.SIGINT)]
 )
+@pytest.mark.few("1-9", "3-2")
 def test_a_killed_build_goes_on_where_it_was(
     corpus: Corpus, wanted: dict[str, bytes], count: int, end: signal.Signals
 ) -> None:

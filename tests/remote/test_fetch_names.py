@@ -137,6 +137,7 @@ def etag_of(data: bytes, part: int) -> str:
 
 
 @pytest.mark.parametrize("part", [5 << 20, 8 << 20, 10_000_000])
+@pytest.mark.few("8388608")
 def test_etags_of_parts_prove_where_their_size_is_known(part: int) -> None:
     data = bytes(range(256)) * 70_000
     pieces = [data[at : at + 3_000_001] for at in range(0, len(data), 3_000_001)]

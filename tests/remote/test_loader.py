@@ -113,6 +113,7 @@ def wait_until(is_true: Callable[[], bool], *, timeout_s: float = 20) -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.few
 def test_batches_and_states_are_those_of_a_local_cache(
     local: Cache, remote: Cache, *, shuffle: bool, num_threads: int
 ) -> None:
@@ -173,6 +174,7 @@ def test_packs_of_images_are_those_of_a_local_cache(bucket: Bucket, node: Remote
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.few("2")
 def test_torchs_loader_gets_the_samples_of_a_local_cache_in_its_workers_too(
     local: Cache, remote: Cache, num_workers: int
 ) -> None:
@@ -343,6 +345,7 @@ def test_ids_beside_batches_cost_no_download(local: Cache, remote: Cache, proxy:
 
 
 @pytest.mark.parametrize(("kept", "ahead"), [(0.4, 1), (0.6, 1), (0.5, 4), (0.3, 8)])
+@pytest.mark.few("0.6-1")
 def test_the_price_of_a_global_shuffle_is_what_comes(
     tmp_path: Path, bucket: Bucket, proxy: Proxy, kept: float, ahead: int
 ) -> None:
@@ -368,6 +371,7 @@ def test_a_bound_below_one_step_is_an_error_with_both_numbers(remote: Cache) -> 
 
 
 @pytest.mark.parametrize("locality", ["shards:2", "shards:4"])
+@pytest.mark.few("shards:2")
 def test_within_a_window_that_fits_a_shard_is_downloaded_about_once_an_epoch(
     local: Cache, remote: Cache, proxy: Proxy, locality: str
 ) -> None:
@@ -408,6 +412,7 @@ def test_a_local_cache_starts_no_thread(local: Cache) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.few("2")
 def test_a_forked_child_looks_ahead_for_itself(local: Cache, remote: Cache, num_threads: int) -> None:
     for _ in make_loader(remote):  # what obstore has started is not in the child, so all is here before
         pass

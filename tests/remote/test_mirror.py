@@ -332,6 +332,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["audio/00000.tdz", "text/00000.tdz", "lengths.npy", "slots.npy", "audio.npy", "metadata.json"]
 )
+@pytest.mark.few("audio/00000.tdz", "metadata.json", "slots.npy")
 def test_what_the_disk_damaged_is_fetched_again(
     url: str, settings: RemoteConfig, local: Cache, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -103,6 +103,7 @@ def look_up(config: Config, *, may_hash: bool = True) -> Lookup:
 
 
 @pytest.mark.parametrize("data", ["tar", "webdataset-folder", "jsonl", "vision-jsonl"], indirect=True)
+@pytest.mark.few("jsonl", "vision-jsonl")
 def test_a_second_node_finds_the_cache_without_a_download(data: Data) -> None:
     built = build_here(data.remote())
     other = data.tmp_path / "other"
@@ -511,6 +512,7 @@ def test_a_mirror_that_went_in_between_is_made_anew(data: Data) -> None:
     ],
     indirect=["data"],
 )
+@pytest.mark.few("tar-wanted0", "webdataset-folder-wanted2", "vision-jsonl-wanted4")
 def test_the_first_samples_of_a_bucket_cost_no_other_download(data: Data, wanted: set[str]) -> None:
     local = build_here(data.local(max_samples=2))
     remote = build_here(data.remote(max_samples=2))

@@ -306,6 +306,7 @@ def test_a_staged_shard_of_other_bytes_is_made_again(raw: Corpus, wanted: Path, 
 
 
 @pytest.mark.parametrize("stopped", ["audio/00003.tdz", "lengths.npy", "metadata.json"])
+@pytest.mark.few("metadata.json", "audio/00003.tdz")
 def test_an_interrupted_seal_goes_on_from_any_node(
     corpus: Corpus, wanted: Path, bucket: Bucket, proxy: Proxy, tmp_path: Path, stopped: str
 ) -> None:
@@ -340,6 +341,7 @@ def test_of_two_drivers_one_seals_and_the_other_says_so(
     assert bucket.names("stage") == []
 
 
+@pytest.mark.wide
 def test_two_drivers_that_seal_at_once_seal_the_same_bytes(
     corpus: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,6 +434,7 @@ def test_a_shard_that_no_store_copies_at_once_goes_through_the_driver(
     ],
 )
 @pytest.mark.parametrize("command", [build, prepare])
+@pytest.mark.few
 def test_a_stage_that_is_none_is_refused(
     raw: Corpus, bucket: Bucket, tmp_path: Path, stage: str, root: str, message: str, command: Callable[..., Any]
 ) -> None:

@@ -153,6 +153,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 6, 8, 10, 12, 13, 14])
+@pytest.mark.few("0", "3", "8", "14")
 def test_interrupted_push_goes_on(
     number: int, cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_interrupted_push_goes_on(
 
 
 @pytest.mark.parametrize("number", range(7))
+@pytest.mark.few("0", "3", "6")
 def test_interrupted_pull_goes_on(number: int, cache: Path, url: Url, settings: RemoteConfig, tmp_path: Path) -> None:
     push(cache, url, settings)
     target = tmp_path / "pulled"

@@ -87,6 +87,7 @@ def test_soonest_first(config: Config, proxy: Proxy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [{"epoch": 1}, {"position": 4}])
+@pytest.mark.few("place0")
 def test_from_another_place(config: Config, place: dict[str, Any]) -> None:
     report = warm(config, WarmOptions(steps=1, **place))
     assert {"epoch": report.epoch, "position": report.position} == {"epoch": 0, "position": 0, **place}

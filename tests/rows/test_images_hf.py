@@ -105,6 +105,7 @@ def test_a_saved_folder_reads_as_the_library_reads_it(tmp_path: Path, quiet: Non
     ids=["binary", "string", "struct of path", "list of binary", "list of string", "list of both", "list, all inside"],
 )
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.few
 def test_every_kind_of_image_column(tmp_path: Path, images: pa.Array, expected: Any, kind: str) -> None:
     write_picture(tmp_path / "x.png", 7)
     write_picture(tmp_path / "p" / "y.png", 8)
@@ -179,6 +180,7 @@ def test_messages_beside_a_question_are_refused_row_by_row(tmp_path: Path, *, as
     ],
 )
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.few
 def test_a_column_that_would_change_the_meaning_fails_the_rows_that_have_a_value(
     tmp_path: Path, name: str, column: pa.Array, reason: str, kind: str
 ) -> None:

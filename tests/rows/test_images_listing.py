@@ -79,6 +79,7 @@ def read(source: SourceConfig, root: Path, **settings: Any) -> Manifest:
         ("2:100:4", [2, 6, 10]),
     ],
 )
+@pytest.mark.few
 def test_rows_are_a_slice_of_the_manifest(
     source: SourceConfig, tmp_path: Path, rows: str, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_slice_that_selects_nothing_is_an_error(source: SourceConfig, tmp_path
 
 @pytest.mark.parametrize("wave", [1, 8])
 @pytest.mark.parametrize("max_samples", [1, 5, 11, 12, 13])
+@pytest.mark.few
 def test_max_samples_are_the_first_that_can_be_used(
     source: SourceConfig, tmp_path: Path, max_samples: int, wave: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def test_worker_processes_give_the_same_tables(source: SourceConfig, tmp_path: P
     assert together.items["image"].equals(alone.items["image"])
 
 
+@pytest.mark.few("webdataset")
 def test_texts_that_are_too_many_to_be_held_lie_in_a_file_that_is_gone(
     source: SourceConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

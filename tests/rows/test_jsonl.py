@@ -343,6 +343,7 @@ def test_a_broken_line_is_named(
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\n\n"])
 @pytest.mark.parametrize("block_bytes", [1, 7, 50, 1000])
+@pytest.mark.few
 def test_blocks_of_lines_lose_no_line(
     tmp_path: Path, end: bytes, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

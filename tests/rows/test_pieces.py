@@ -53,6 +53,7 @@ def test_rows_of_several_pieces_of_one_recording_are_refused(tmp_path: Path, kin
         {"Start": 0.0, "End": 2},
     ],
 )
+@pytest.mark.few
 def test_one_row_that_does_not_cover_its_recording_is_refused(tmp_path: Path, kind: str, form: str, row: Row) -> None:
     whole = dict.fromkeys(row)
     with pytest.raises(ManifestError, match=r"sample b is from .* recording has 4\.00 s") as err:

@@ -63,6 +63,7 @@ def test_lists_what_tarfile_lists(path: Path, members: list[tuple[str, bytes]], 
 
 @pytest.mark.parametrize("tar_format", FORMATS)
 @pytest.mark.parametrize("size", [0, 300, 8_000, 70_000])
+@pytest.mark.few
 def test_lists_more_members_than_one_run_holds(path: Path, tar_format: int, size: int) -> None:
     count = 2600 if size < 8_000 else 300
     data = tar_bytes(clips(count, size=size), tar_format=tar_format, mtime=0.5)

@@ -89,6 +89,7 @@ def test_an_iteration_is_an_epoch_of_the_plan_whatever_the_threads(num_threads: 
 
 @pytest.mark.parametrize("tail", ["short", "drop", "pad"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.few
 def test_ranks_step_through_one_sequence(tail: str, world_size: int) -> None:
     source = make_source()
     plan = make_plan(source, tail=tail)

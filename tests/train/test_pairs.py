@@ -84,6 +84,7 @@ def for_trl(root: Path) -> tuple[Any, Any, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3", "smolvlm"])
+@pytest.mark.few("qwen2_5_vl", "gemma3")
 def test_batches_of_pairs_are_those_of_trl(tmp_path: Path, name: str) -> None:
     bad = [
         {"id": "single", "image": "0.jpg", "messages": [ASKED, SAID]},
@@ -122,6 +123,7 @@ def of_training(root: Path, *, batches: int, steps: int = 3) -> list[str]:
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.few("2")
 def test_trl_learns_from_a_loader_as_from_its_own_batches_and_goes_on(tmp_path: Path, batches: int) -> None:
     config_of(tmp_path, ROWS)
     # Adam makes much of the order in which the samples of a batch are added up.
@@ -155,6 +157,7 @@ def test_trl_learns_from_a_loader_as_from_its_own_batches_and_goes_on(tmp_path: 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.wide
 def test_pairs_go_on_with_one_rank_where_two_stopped(tmp_path: Path) -> None:
     config_of(tmp_path, ROWS)
     more = of_training(tmp_path, batches=2)

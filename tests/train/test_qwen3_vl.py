@@ -81,6 +81,7 @@ def differences(model: Any, batch: dict[str, Any], samples: Sequence[dict[str, A
 
 @pytest.mark.parametrize("shapes", [None, SHAPES])
 @pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.few
 def test_packed_equals_separate(model: Any, shapes: PackShapes | None, *, varlen: bool) -> None:
     batch = pack(SAMPLES, shapes=shapes, varlen=varlen)
     assert max(differences(model, batch, SAMPLES)) < 1e-5
@@ -88,6 +89,7 @@ def test_packed_equals_separate(model: Any, shapes: PackShapes | None, *, varlen
 
 @pytest.mark.parametrize("shapes", [None, SHAPES])
 @pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.few
 def test_packed_equals_separate_in_older_families(older: Any, shapes: PackShapes | None, *, varlen: bool) -> None:
     batch = pack(SAMPLES, shapes=shapes, varlen=varlen)
     assert max(differences(older, batch, SAMPLES)) < 1e-5

@@ -70,9 +70,9 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def launched(corpus: Corpus, packs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Batches that two ranks of torchrun read: one cold launch, as a user's is; starting processes is most of it."""
+    """Batches that two ranks of torchrun read, by one launch."""
     out = tmp_path_factory.mktemp("launched")
-    outcome = torchrun("tests.train.ranks_worker", corpus.config().path, packs, out, is_warm=False)
+    outcome = torchrun("tests.train.ranks_worker", corpus.config().path, packs, out)
     assert outcome.returncode == 0, outcome.stderr[-4000:]
     return [json.loads((out / f"rank_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 

@@ -56,6 +56,7 @@ def arrays(value: Any) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.few("demo_speech", "demo_qwen3_asr", "demo_film", "demo_segments", "demo_any")
 def test_cached_equals_uncached(path: Path, root: Path) -> None:
     config = load(path, root)
     build(config, Options(progress=False))

@@ -107,6 +107,7 @@ def test_every_iteration_is_an_epoch_of_the_loader(root: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.few("0", "2")
 def test_a_data_loader_gives_the_same_order_with_any_number_of_workers(root: Path, num_workers: int) -> None:
     found = dataset(root, varlen=True)
     loader = DataLoader(found, batch_size=None, num_workers=num_workers)
@@ -135,6 +136,7 @@ def test_an_infinite_one_goes_on_with_the_next_epoch(root: Path, num_workers: in
 
 @pytest.mark.parametrize("tail", ["short", "drop", "pad"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.few
 def test_ranks_share_one_sequence(tmp_path: Path, tail: str, world_size: int) -> None:
     cache = make_vl_cache(tmp_path, SAMPLES)
     make_packs(tmp_path, open_cache(cache).key, SAMPLES, seq_len=SEQ_LEN, tail=tail)
@@ -224,6 +226,7 @@ def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 under torch 2.13
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("infinite", [False, True])
+@pytest.mark.few("False-2", "True-0")
 def test_a_stateful_data_loader_goes_on_where_it_stopped(root: Path, num_workers: int, *, infinite: bool) -> None:
     wanted = epochs(root, 0, 1)
     count = len(wanted) if infinite else len(wanted) // 2

@@ -74,6 +74,7 @@ def test_no_greedy_packer_with_the_same_promise_needs_fewer_packs(
 
 @pytest.mark.parametrize("name", sorted(LENGTHS))
 @pytest.mark.parametrize("buffer_size", BUFFERS)
+@pytest.mark.few
 def test_packs_of_any_buffer_are_as_full_as_greedy_ones(name: str, buffer_size: int) -> None:
     tokens = LENGTHS[name](6000)
     plan = made(tokens, buffer_size)
@@ -84,6 +85,7 @@ def test_packs_of_any_buffer_are_as_full_as_greedy_ones(name: str, buffer_size: 
 
 
 @pytest.mark.parametrize(("buffer_size", "fill"), [(8, 0.9), (64, 0.97), (256, 0.99)])
+@pytest.mark.few("8-0.9")
 def test_large_samples_do_not_stay_alone(buffer_size: int, fill: float) -> None:
     tokens = uniform(20_000)
     plan = made(tokens, buffer_size)

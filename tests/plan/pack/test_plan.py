@@ -160,6 +160,7 @@ def test_a_run_goes_on_with_another_world_size(
 
 @pytest.mark.parametrize("lengths", [question_answers(50_000), lognormal(50_000)], ids=["vqa", "lognormal"])
 @pytest.mark.parametrize("buffer_size", [0, 64, 4096])
+@pytest.mark.few
 def test_packs_are_full(lengths: Array, buffer_size: int) -> None:
     plan = made(lengths, buffer_size=buffer_size)
     assert fill(plan, lengths) >= 0.999
@@ -174,6 +175,7 @@ def test_best_fit_decreasing_is_what_it_is_known_for() -> None:
 @pytest.mark.parametrize("text_share", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("max_patches", [32_768, 26_000, 22_000, 16_384])
 @pytest.mark.parametrize("buffer_size", [0, 64])
+@pytest.mark.few
 def test_the_tighter_of_two_budgets_is_full(text_share: float, max_patches: int, buffer_size: int) -> None:
     tokens, patches = photos_and_text(6000, text_share=text_share)
     plan = made(tokens, patches, max_patches=max_patches, buffer_size=buffer_size)

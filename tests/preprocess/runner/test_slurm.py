@@ -74,6 +74,7 @@ def sealed_shards(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("make", [speech_corpus, photo_corpus], ids=["speech", "vision"])
+@pytest.mark.few("speech")
 def test_jobs_make_the_bytes_of_one_process(
     make: Callable[[Path], Any], slurm: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

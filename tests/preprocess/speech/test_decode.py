@@ -124,6 +124,7 @@ def test_decoding_is_deterministic(kind: str) -> None:
 
 @pytest.mark.parametrize("num_samples", [1, 4_096, 50_000, 1 << 18, (1 << 18) + 1, 600_000])
 @pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.few
 def test_a_flac_stream_without_its_length_is_read_to_its_end(num_samples: int, channels: int) -> None:
     samples = voice(num_samples, channels=channels)
     data = encoded(samples, 16_000)

@@ -45,6 +45,7 @@ def read(data: bytes) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["VARIABLE", "CONSTANT", "AVERAGE"])
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("rate_hz", RATES_HZ)
+@pytest.mark.few
 def test_without_a_tag_everything_is_decoded_all_the_same(rate_hz: int, channels: int, mode: str) -> None:
     data = tagged(rate_hz, channels, mode)
     bare = without_tag(data)

@@ -249,6 +249,7 @@ def test_a_processor_that_would_start_a_program_is_refused_by_name(settings: dic
 
 @pytest.mark.parametrize("name", ["ViT", "Beit", "Siglip", "DeepseekVL", "Nougat", "Detr", "Qwen2VL"])
 @pytest.mark.parametrize("side", [20, 32, 48])
+@pytest.mark.few
 def test_a_small_output_has_all_values_of_every_channel(name: str, side: int) -> None:
     """Each channel has its own constants, as in many checkpoints: the fullest channel is full before the others."""
     import transformers

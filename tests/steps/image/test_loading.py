@@ -93,6 +93,7 @@ SMALL: dict[str, Any] = {"size": {"shortest_edge": 4096, "longest_edge": 28 * 28
 
 @pytest.mark.parametrize("settings_", [{}, SMALL], ids=["defaults", "small"])
 @pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.few
 def test_patches_of_the_whole_family_are_the_processors_bit_for_bit(name: str, settings_: dict[str, Any]) -> None:
     document = {"image_processor_type": name, **settings_}
     settings = settings_in(HERE, document)

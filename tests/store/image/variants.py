@@ -174,6 +174,7 @@ def _orientations(image: Image.Image) -> Iterator[tuple[str, bytes]]:
     yield "TIFF, orientation 3", saved(image, "TIFF", exif=exif(3))
 
 
+@functools.cache
 def bombs() -> dict[str, bytes]:
     """Small files whose headers claim far more than 89,478,485 pixels."""
     side = 60_000
@@ -212,6 +213,7 @@ def _tiff_bomb(side: int) -> bytes:
     return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(entries)) + body + bytes(4)
 
 
+@functools.cache
 def refused() -> dict[str, tuple[bytes, str]]:
     """Files that are no sample, and the reason of each."""
     image = photo(0).resize((64, 48))
@@ -241,6 +243,7 @@ def refused() -> dict[str, tuple[bytes, str]]:
     }
 
 
+@functools.cache
 def cut_short() -> dict[str, bytes]:
     """Images with a good header that end in the middle of their pixels."""
     image = photo(0).resize((160, 120))

@@ -196,6 +196,7 @@ def assert_slices_are_exact() -> None:
     assert len(starts) > 10
 
 
+@pytest.mark.wide
 def test_slices_are_exact_with_the_kernels_of_another_cpu() -> None:
     # OpenBLAS's AVX2 kernels round a row by its place in a product; where this CPU cannot choose, they are its own.
     program = "from tests.train.collate.test_crop import assert_slices_are_exact; assert_slices_are_exact()"
@@ -389,6 +390,7 @@ def test_w2v_bert_batches_are_the_extractors_of_the_cropped_recordings(root: Pat
 
 
 @pytest.mark.parametrize("name", ["demo_w2v_bert.toml", "demo_waveform.toml"])
+@pytest.mark.few("demo_waveform.toml")
 def test_cached_crops_equal_uncached_ones(name: str, root: Path) -> None:
     cached = make_loader(load(name, root))
     online = make_loader(load(name, root, 'loader.cache="off"'))

@@ -88,6 +88,7 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10])
 @given(wers=st.lists(st.floats(0, 1), min_size=1, max_size=6), stops=st.sets(st.integers(1, 5)))
+@pytest.mark.few("3")
 def test_a_run_that_was_stopped_has_the_folder_of_one_that_was_not(
     tmp_path_factory: pytest.TempPathFactory, limit: int, wers: list[float], stops: set[int]
 ) -> None:

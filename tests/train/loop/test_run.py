@@ -105,6 +105,7 @@ def test_gradients_are_clipped(tmp_path: Path, whisper: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["whisper", "qwen3_asr"])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.few
 def test_loss_falls_on_a_repeated_batch(tmp_path: Path, model_type: str, precision: str) -> None:
     make_folder, make_batch = (
         (whisper_folder, whisper_batch) if model_type == "whisper" else (qwen3_asr_folder, qwen3_asr_batch)
@@ -138,6 +139,7 @@ def test_bf16_is_in_effect(tmp_path: Path, whisper: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.few("bf16")
 def test_checkpoints_on_the_way_change_nothing(tmp_path: Path, whisper: Path, precision: str) -> None:
     batches = [whisper_batch(seed) for seed in range(2)]
     config = config_of(tmp_path, model=whisper, max_steps=4, learning_rate=3e-3, log_every=1, mixed_precision=precision)
@@ -156,6 +158,7 @@ def test_loss_of_the_first_step_is_that_of_transformers(tmp_path: Path, model_ty
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 5])
+@pytest.mark.few("2", "5")
 def test_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path, stop_after: int) -> None:
     """Bit for bit, with dropout, in the middle (1, 3, 5) and at the end (2) of an epoch of two steps."""
     folder = whisper_folder(tmp_path / "model", dropout=0.2)
@@ -186,6 +189,7 @@ def test_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path, stop
 
 
 @pytest.mark.parametrize("stop_after", [2, 4, 5])
+@pytest.mark.few("4")
 def test_resumed_run_with_forebays_loader_has_the_same_losses(tmp_path: Path, stop_after: int) -> None:
     """Four steps an epoch of seven micro-batches: stopped within it, at its end, and in the next one."""
     config = config_of(

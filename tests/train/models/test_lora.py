@@ -46,6 +46,7 @@ def losses_of(config: Config, **options: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.few("whisper")
 def test_the_adapters_alone_learn(tmp_path: Path, model_type: str, caplog: pytest.LogCaptureFixture) -> None:
     config = lora_config(tmp_path, model_type, max_steps=12)
     with caplog.at_level(logging.INFO):
@@ -65,6 +66,7 @@ def test_the_adapters_alone_learn(tmp_path: Path, model_type: str, caplog: pytes
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.few("qwen3_asr")
 def test_the_first_loss_is_that_of_the_model_without_adapters(tmp_path: Path, model_type: str) -> None:
     config = lora_config(tmp_path, model_type, max_steps=1)
     plain = dataclasses.replace(config, train=dataclasses.replace(config.train, lora=None))
@@ -80,6 +82,7 @@ def test_the_first_loss_is_that_of_the_model_without_adapters(tmp_path: Path, mo
         ("qwen3_asr", "random", 2),
     ],
 )
+@pytest.mark.few("whisper-random-3", "qwen3_asr-pretrained-3")
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
     tmp_path: Path, model_type: str, init: str, stop_after: int
 ) -> None:

@@ -54,6 +54,7 @@ def both(root: Path, family: Family, tied: bool) -> tuple[Any, Any, dict[str, in
 
 
 @pytest.mark.parametrize(("family", "tied"), KINDS)
+@pytest.mark.few
 def test_rows_of_shared_tokens_are_copied_and_the_others_are_new(root: Path, family: Family, tied: bool) -> None:  # noqa: FBT001
     old, new, old_ids, new_ids = both(root, family, tied)
     shared = sorted(old_ids.keys() & new_ids.keys())
@@ -76,6 +77,7 @@ def test_rows_of_shared_tokens_are_copied_and_the_others_are_new(root: Path, fam
 
 
 @pytest.mark.parametrize(("family", "tied"), KINDS)
+@pytest.mark.few
 def test_a_text_of_shared_tokens_has_the_old_logits(root: Path, family: Family, tied: bool) -> None:  # noqa: FBT001
     """The strongest oracle: what the old model says of shared tokens after shared tokens, the new one says too."""
     old, new, old_ids, new_ids = both(root, family, tied)
@@ -93,6 +95,7 @@ def test_a_text_of_shared_tokens_has_the_old_logits(root: Path, family: Family, 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.few("whisper")
 def test_every_id_names_the_token_that_it_named(root: Path, family: Family) -> None:
     old, new, old_ids, new_ids = both(root, family, tied=True)
     old_tokens, new_tokens = ({i: token for token, i in ids.items()} for ids in (old_ids, new_ids))
@@ -147,6 +150,7 @@ def test_the_folder_is_whole(root: Path, family: Family) -> None:
 
 
 @pytest.mark.parametrize(("family", "tied"), [("whisper", True), ("qwen3_asr", False), ("qwen3_vl", True)])
+@pytest.mark.few("whisper-True", "qwen3_asr-False")
 def test_its_own_tokenizer_changes_nothing(root: Path, tmp_path: Path, family: Family, tied: bool) -> None:  # noqa: FBT001
     model = root / family / f"old_{tied}"
     report = warm_start(model, tokenizer=model, out=tmp_path / "out")
@@ -319,6 +323,7 @@ def test_a_model_without_weights_or_tokenizer_is_refused(root: Path, tmp_path: P
 # 5 s of CPU for Whisper, which hears 30 s a clip: the one run from raw audio to a step on a new tokenizer.
 @pytest.mark.parametrize(("family", "config"), [("whisper", "demo_speech"), ("qwen3_asr", "demo_qwen3_asr")])
 @pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.few("qwen3_asr-demo_qwen3_asr")
 def test_forebay_trains_from_the_folder(root: Path, tmp_path: Path, family: Family, config: str) -> None:
     model = root / family / "new_True"
     settings: dict[str, object] = {"text.tokenizer": model, "train.model": model, "run.cache_root": tmp_path / "caches"}
