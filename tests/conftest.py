@@ -35,7 +35,7 @@ _seen = SimpleNamespace(blocks=0)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked `few`, the cases that are not shown become `wide`."""
+    """Cases of a test that is marked `few` become `wide`, but those that it names, or that show each value once."""
     shown: dict[tuple[str, str], set[object]] = {}
     cases = [item for item in items if item.get_closest_marker("few") and not item.get_closest_marker("wide")]
     kept = set()

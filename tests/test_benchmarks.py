@@ -142,6 +142,7 @@ def test_formats_are_checked_measured_and_named(
     assert (tmp_path / "plots" / "formats.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.wide
 def test_a_format_that_gives_other_values_does_not_count(
     one_peer: Any, bench_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_format_that_gives_other_values_does_not_count(
     assert one_peer.main(["--tiny"]) == 0  # as a table, too
 
 
+@pytest.mark.wide
 def test_opening_reports_its_three_parts(bench_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opening = importlib.import_module("benchmarks.opening")
     assert opening.main(["--tiny", "--json"]) == 0
@@ -169,6 +171,7 @@ def test_opening_reports_its_three_parts(bench_data: Path, capsys: pytest.Captur
     assert document["a random sample"][0]["p50 x"] == 1
 
 
+@pytest.mark.wide
 def test_the_list_of_many_caches_is_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,28 +32,29 @@ CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind,
 
 
 @functools.cache
-def _trees() -> dict[str, ast.Module]:
-    """Every module of the product; not at import: reading them all takes 3 s, of each worker that collects tests."""
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "forebay").rglob("*.py")}
+def _modules() -> dict[str, str]:
+    """The text of every module of the product."""
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "forebay").rglob("*.py")}
+
+
+def _nodes(pattern: str) -> Iterator[ast.AST]:
+    """The nodes of the modules in whose text a pattern is found; parsing all of them takes 3 s."""
+    for text in _modules().values():
+        if re.search(pattern, text):
+            yield from ast.walk(ast.parse(text))
 
 
 def _classes_elsewhere() -> Iterator[tuple[str, str | None]]:
     """Every class of an error outside of errors.py, with the code of its own."""
-    for tree in _trees().values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in CLASSES for base in node.bases):
-                own = [ast.literal_eval(a.value) for a in node.body if ast.unparse(a).startswith("code = ")]  # type: ignore[attr-defined]
-                yield node.name, own[0] if own else None
+    for node in _nodes(rf"class \w+\([^)]*\b({'|'.join(CLASSES)})\b"):
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in CLASSES for base in node.bases):
+            own = [ast.literal_eval(a.value) for a in node.body if ast.unparse(a).startswith("code = ")]  # type: ignore[attr-defined]
+            yield node.name, own[0] if own else None
 
 
 def _codes_given() -> set[str]:
     """Every code that a place which raises gives, and those of the command line."""
-    found = set()
-    for tree in _trees().values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"FB\d{3}", node.value):
-                found.add(node.value)
-    return found
+    return {code for text in _modules().values() for code in re.findall(r'"(FB\d{3})"', text)}
 
 
 def test_every_class_has_a_code_of_its_own_and_every_code_one_entry() -> None:
@@ -73,8 +74,7 @@ def test_every_class_has_a_code_of_its_own_and_every_code_one_entry() -> None:
 def test_a_code_is_given_as_a_text_or_taken_from_another_error() -> None:
     computed = {
         ast.unparse(keyword.value)
-        for tree in _trees().values()
-        for node in ast.walk(tree)
+        for node in _nodes(r"\bcode=[^\"]")
         if isinstance(node, ast.Call) and ast.unparse(node.func) in CLASSES
         for keyword in node.keywords
         if keyword.arg == "code" and not isinstance(keyword.value, ast.Constant)
@@ -128,9 +128,9 @@ def _reasons() -> set[str]:
         *scan._REASONS.values(),
         "unknown_type",
     }
-    for path, tree in _trees().items():
+    for path, code in _modules().items():
         if re.match(r"forebay/(preprocess/|rows/|tar/|steps/|store/(image/|sound_containers)|train/uncached/)", path):
-            found.update(text for node in ast.walk(tree) for text in _reasons_of(node, path))
+            found.update(text for node in ast.walk(ast.parse(code)) for text in _reasons_of(node, path))
     return {text for text in found if re.fullmatch(r"[a-z]+(_[a-z]+)+|format|sparse|symlink|truncated", text)}
 
 
@@ -231,6 +231,7 @@ def test_each_end_of_a_command_has_its_topic(
     assert capsys.readouterr().err.splitlines()[-1] == last
 
 
+@pytest.mark.wide
 def test_the_wheel_holds_the_page(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(ROOT / "forebay", source / "forebay", ignore=shutil.ignore_patterns("__pycache__"))

@@ -302,6 +302,7 @@ def _remove_all(root: str, names: list[str], start: Any) -> int:
     return cli.main(["cache", "rm", *names, "--cache-root", root, "--yes", "--force"])
 
 
+@pytest.mark.wide
 def test_two_at_once_leave_a_cache_whole_or_gone_and_neither_fails(tmp_path: Path) -> None:
     made = made_root(tmp_path, "a b c d")
     names = [folder.name for folder in made.caches.values()]

@@ -94,6 +94,7 @@ CASES = [("qwen2", None), ("qwen2_5", None), ("qwen3", None), ("qwen2_5", "token
 
 
 @pytest.mark.parametrize(("family", "style"), CASES)
+@pytest.mark.few
 def test_numbers_are_ms_swift_s_in_packs_and_without_a_cache(tmp_path: Path, family: Any, style: str | None) -> None:
     folder = folder_of(tmp_path, family)
     config = config_of(tmp_path, [ROW], *([f'text.boxes="{style}"'] if style else []))

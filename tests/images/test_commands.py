@@ -44,6 +44,7 @@ def document(run: Run, *arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["stack", "free"])
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.few
 def test_inspect_says_what_is_stored_and_shows_a_sample(kind: str, codec: str, tmp_path: Path, run: Run) -> None:
     corpus = tiny_corpus(tmp_path, kind=kind)
     config = corpus.config(f"vision.codec={codec}")

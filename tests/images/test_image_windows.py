@@ -87,6 +87,7 @@ def values_of(patches: Any, constants: Any) -> Any:
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd", "webp", "source"])
+@pytest.mark.few("source", "webp")
 def test_a_window_is_what_the_processor_makes_of_the_cropped_image(corpus: PhotoCorpus, codec: str) -> None:
     config = built(corpus, f"vision.codec={codec}")
     cache, processor = open_cache(build_here(config).cache), load_processor(DEMO / "model", "pil")
@@ -297,6 +298,7 @@ def mixture(corpus: PhotoCorpus, *visions: str) -> str:
     return f"mixture.source=[{', '.join(f'{{config={str(file)!r}}}' for file in files)}]"
 
 
+@pytest.mark.wide
 def test_packs_of_a_mixture_may_be_of_several_codecs(corpus: PhotoCorpus) -> None:
     equal = mixture(corpus, 'codec = "raw"', 'codec = "raw"')
     wanted: list[Any] = list(make_loader(corpus.config(CROPS[2], equal)))
@@ -306,6 +308,7 @@ def test_packs_of_a_mixture_may_be_of_several_codecs(corpus: PhotoCorpus) -> Non
 
 
 @pytest.mark.parametrize("codec", ["raw", "source"])
+@pytest.mark.wide
 def test_packs_of_a_mixture_have_windows_or_not_by_their_source(corpus: PhotoCorpus, codec: str) -> None:
     both, sizes = mixture(corpus, f'codec = "{codec}"\ncrops = 4', f'codec = "{codec}"'), []
     loader: Any = make_loader(corpus.config(CROPS[2], both, "mixture.batches=per_source"))

@@ -62,6 +62,7 @@ def test_an_extractor_and_its_ctc_model(models: Path, tmp_path: Path, capsys: py
     assert "CTC: its config.json names ParakeetForCTC" in text
 
 
+@pytest.mark.wide
 def test_an_extractor_that_draws_for_long_clips_has_a_limit(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

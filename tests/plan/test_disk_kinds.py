@@ -37,6 +37,7 @@ def saved(root: Path, settings: LengthsConfig) -> tuple[BucketPlan | WindowPlan,
 
 @pytest.mark.parametrize("settings", EVERY_KIND)
 @pytest.mark.parametrize("lazy_bytes", [0, 2**25])
+@pytest.mark.few
 def test_a_loaded_plan_has_the_same_order(
     tmp_path: Path, settings: LengthsConfig, lazy_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -462,6 +462,7 @@ def test_worker_processes_give_the_same_bytes_by_the_command(
     assert out.splitlines()[0].startswith("2 sets, 2 of them were there: 6 samples, ")
 
 
+@pytest.mark.wide
 def test_a_sample_that_kills_its_worker_is_named(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

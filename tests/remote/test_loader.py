@@ -145,6 +145,7 @@ def test_a_state_goes_from_a_local_cache_to_a_remote_one_and_back(local: Cache, 
 
 
 @pytest.mark.parametrize("batches", ["mixed", "per_source"])
+@pytest.mark.few("mixed")
 def test_a_mixture_of_a_local_and_a_remote_cache_is_that_of_two_local_ones(
     local: Cache, remote: Cache, tmp_path: Path, batches: Any
 ) -> None:

@@ -312,6 +312,7 @@ def test_files_of_samples_that_may_not_be_read_fail_these_samples(data: Data, ca
 
 
 @pytest.mark.parametrize("data", ["tar", "hf", "jsonl", "vision-jsonl"], indirect=True)
+@pytest.mark.few("tar", "vision-jsonl")
 def test_samples_on_the_fly_are_those_of_files(data: Data) -> None:
     local, remote = uncached_source(data.local()), uncached_source(data.remote())
     assert len(local) == len(remote) > 0

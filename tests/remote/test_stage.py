@@ -148,6 +148,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.wide
 def test_copies_of_raw_files_are_hashed_once_where_they_are_read(
     corpus: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path, hashed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,6 +201,7 @@ class ElsewherePool(HerePool):
         arriving._mirror.cache_clear()
 
 
+@pytest.mark.wide
 def test_a_task_finds_raw_data_of_a_bucket_on_any_node(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +383,7 @@ def test_shards_of_another_cache_of_the_bucket_are_copied_by_the_store(
     assert all(key.startswith("stage/") for key in asked)
 
 
+@pytest.mark.wide
 def test_shards_of_a_build_without_a_stage_are_staged(
     raw: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +402,7 @@ def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt("Ctrl-C")
 
 
+@pytest.mark.wide
 def test_a_shard_that_no_store_copies_at_once_goes_through_the_driver(
     raw: Corpus,
     wanted: Path,
@@ -482,6 +486,7 @@ def test_what_is_not_of_a_build_is_named_and_left(
     )
 
 
+@pytest.mark.wide
 def test_the_stage_of_sources_that_changed_goes_with_the_next_seal(
     corpus: Corpus, bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -493,6 +498,7 @@ def test_the_stage_of_sources_that_changed_goes_with_the_next_seal(
     assert bucket.names("stage") == []
 
 
+@pytest.mark.wide
 def test_what_a_driver_left_that_died_after_the_seal_goes(
     raw: Corpus, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,6 +529,7 @@ def test_the_command_prepares_makes_parts_and_seals(
     assert "the cache is sealed in the bucket of its stage" in err
 
 
+@pytest.mark.wide
 def test_a_node_keeps_no_copy_of_what_was_prepared_and_is_sealed(raw: Corpus, bucket: Bucket, tmp_path: Path) -> None:
     def copies() -> list[Path]:
         return list((tmp_path / "one").glob("roots/*/.building/prepared-*.lock"))

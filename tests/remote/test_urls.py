@@ -132,6 +132,7 @@ def test_training_where_it_was_built_downloads_no_shard(config: Config, proxy: P
     assert not gets(proxy, ".tdz")
 
 
+@pytest.mark.wide
 def test_another_node_trains_without_raw_data(
     config: Config, corpus: Corpus, root: str, tmp_path: Path, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -285,6 +286,7 @@ def test_a_build_that_is_interrupted_before_its_push_ends_builds_nothing_again(
     assert stand_in_caches(config) == []
 
 
+@pytest.mark.wide
 def test_two_nodes_that_build_at_once_have_one_cache(
     corpus: Corpus, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,6 +517,7 @@ def test_documents_of_the_node_hold_no_secret(config: Config, tmp_path: Path, ca
     assert "secret" not in caplog.text.lower()
 
 
+@pytest.mark.wide
 def test_what_was_built_stays_on_the_node_as_far_as_its_bound_goes(corpus: Corpus, root: str, tmp_path: Path) -> None:
     whole = build_here(at(corpus, root, tmp_path / "whole"))
     sizes = [path.stat().st_size for path in (tmp_path / "whole" / "mirrors").glob("*/*/*.tdz")]

@@ -101,6 +101,7 @@ def test_a_place_behind_the_end(config: Config) -> None:
         warm(config, WarmOptions(steps=1, position=1000))
 
 
+@pytest.mark.wide
 def test_ranks_of_a_node(config: Config) -> None:
     report = warm(config, WarmOptions(steps=1, ranks=(2, 3), world=4))
     assert shards_here(config) == needed(config, steps=1, ranks=(2, 3), world=4)
@@ -128,6 +129,7 @@ def test_what_does_not_fit(config: Config, tmp_path: Path) -> None:
     assert held <= small.remote.cache_size_bytes
 
 
+@pytest.mark.wide
 def test_then_training_downloads_nothing(config: Config, proxy: Proxy) -> None:
     warm(config, WarmOptions())
     proxy.clear()

@@ -106,6 +106,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("block_bytes", [90, 1 << 20])
 @pytest.mark.parametrize("form", ARRAYS)
+@pytest.mark.few
 def test_an_array_of_objects_is_read_as_its_lines_would_be(
     tmp_path: Path, form: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

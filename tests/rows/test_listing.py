@@ -62,6 +62,7 @@ def many_tars(folder: Path, count: int) -> Path:
 
 @pytest.mark.parametrize("max_samples", [1, 3, 4, 24, 25, 36, 100])
 @pytest.mark.parametrize("kind", ["tar", "webdataset"])
+@pytest.mark.few
 def test_max_samples_gives_the_first_rows_and_opens_no_more_than_it_needs(
     tmp_path: Path, kind: Any, max_samples: int
 ) -> None:

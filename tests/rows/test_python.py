@@ -147,6 +147,7 @@ def test_what_an_iterator_yields_goes_all_the_way(tmp_path: Path, capsys: pytest
     assert ran.read_text() == runs
 
 
+@pytest.mark.wide
 def test_prune_leaves_the_samples_that_a_cache_is_found_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of(tmp_path)
     report, root = build_here(config), tmp_path / "caches"

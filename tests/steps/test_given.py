@@ -142,6 +142,7 @@ def test_inspect_shows_it(built: Config, capsys: pytest.CaptureFixture[str], hea
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.wide
 def test_the_demo_model_trains_on_it(built: Config, tmp_path: Path) -> None:
     # 7 s of CPU: two steps of the demo's Whisper, which is made anew.
     folder = Path(built.path).parent

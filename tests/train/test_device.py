@@ -53,6 +53,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.few
 def test_batches_of_a_device_are_those_of_the_host(
     num_threads: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_masks_are_those_of_the_host() -> None:
     ],
     ids=["log_mel 80", "log_mel 128", "qwen3_asr", "w2v_bert"],
 )
+@pytest.mark.few
 def test_features_are_the_cached_ones(made: DeviceFeaturesConfig, precision: str) -> None:
     """Whatever precision of products a user has chosen, and under autocast."""
     clips = [np.clip(np.rint(clip * 32768), -32768, 32767).astype(np.int16) for _, clip in recordings()[:3]]

@@ -96,6 +96,7 @@ VARIANTS: dict[str, tuple[str, list[dict[str, Any]] | None, tuple[str, ...]]] = 
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.few("all tokens learnt", "last turn, tokens of boxes", "split", "pairs", "truncated", "more images")
 def test_every_recipe_of_conversations_is_the_same_on_the_fly(name: str, root: Path, tmp_path: Path) -> None:
     stem, rows, overrides = VARIANTS[name]
     if rows is not None:
@@ -137,6 +138,7 @@ def assert_same_batches(config: Config, off: Config) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2_audio", "qwen2_5_omni"])
+@pytest.mark.few("qwen2_5_omni")
 def test_clips_in_talks_are_the_same_on_the_fly(family: str, tmp_path: Path) -> None:
     talks = Talks.made(tmp_path, family)
     cached, _ = built(talks.config())

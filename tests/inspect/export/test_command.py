@@ -61,6 +61,7 @@ def stopped_at(monkeypatch: pytest.MonkeyPatch, form: str, error: BaseException,
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt("stop"), OSError(28, "stopped: no space left on device")], ids=["int", "full"]
 )
+@pytest.mark.few
 def test_an_interrupted_export_goes_on_and_gives_the_same_bytes(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, error: BaseException
 ) -> None:

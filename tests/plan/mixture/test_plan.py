@@ -220,6 +220,7 @@ def test_an_ending_epoch_ends_because_a_source_is_through() -> None:
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128])
+@pytest.mark.few("16", "64")
 def test_the_twelve_languages(size: int) -> None:
     rng = np.random.default_rng(1)
     source_of = rng.integers(0, 12, 5000)
@@ -234,6 +235,7 @@ def test_the_twelve_languages(size: int) -> None:
     assert order.batch(len(order) - 1).tolist() == flat[-1].tolist()
 
 
+@pytest.mark.wide
 def test_the_twelve_languages_in_seven_buckets() -> None:
     rng = np.random.default_rng(2)
     source_of = rng.integers(0, 12, 20_000)
@@ -359,6 +361,7 @@ def test_windows_change_which_sample_of_a_source_comes_and_nothing_else(made: Ma
 
 @pytest.mark.parametrize("exhausted", ["repeat", "end"])
 @pytest.mark.parametrize("batches", ["mixed", "per_source"])
+@pytest.mark.few
 def test_every_source_goes_through_its_shards_window_by_window(batches: Any, exhausted: Any) -> None:
     rng = np.random.default_rng(0)
     count, per_shard, window = 30_000, 100, 12

@@ -141,6 +141,7 @@ PLANS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=("right", "left", "split", "left behind a system", "split behind a system"))
+@pytest.mark.few
 def test_pieces_are_those_of_a_plain_loop(config: Config, plan: dict[str, Any]) -> None:
     whole = select(config)
     longest, patches = (int(np.max(whole.lengths.get(name, [0]))) for name in ("num_tokens", "num_patches"))
@@ -205,6 +206,7 @@ def compare(found: Any, number: int, whole: Any, index: int, piece: list[int]) -
         assert 0 <= lengths["num_audio_samples"] <= int(whole.lengths["num_audio_samples"][index])
 
 
+@pytest.mark.few("qwen2_5", "qwen2_audio")
 def test_batches_of_pieces_are_whole_and_the_same_on_the_fly(config: Config) -> None:
     """A collator looks whether tokens and items agree; a loader of the raw data gives the same batches."""
     most = int(np.max(select(config).lengths["num_tokens"])) * 7 // 10

@@ -102,6 +102,7 @@ def test_a_child_that_dies_twice_is_reported_with_its_task_and_row(connected: Ra
 
 
 @pytest.mark.usefixtures("connected")
+@pytest.mark.wide
 def test_a_sample_that_kills_its_worker_is_named(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.preprocess.build_run.make_shard", shards.crashing_make_shard)
     with pytest.raises(BuildError, match=r'signal SIGSEGV.*sample .a6. .*exclude = \["a6"\]') as caught:

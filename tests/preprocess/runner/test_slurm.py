@@ -168,6 +168,7 @@ def _stop(_: object) -> None:
     raise BuildError("stopped")
 
 
+@pytest.mark.wide
 def test_more_parts_than_shards_are_refused_where_the_shards_are_known(corpus: Corpus, slurm: Cluster) -> None:
     config = corpus.config()
     submit(config, asked(corpus, num_parts=6))

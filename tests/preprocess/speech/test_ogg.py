@@ -85,6 +85,7 @@ def test_waste_behind_the_end_is_none_of_the_stream(tail: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["VORBIS", "OPUS"])
 @pytest.mark.parametrize("is_flipped", [False, True])
+@pytest.mark.few
 def test_a_page_lost_in_the_middle_is_never_a_shorter_sample(kind: str, *, is_flipped: bool) -> None:
     pages = ogg_pages(ogg(kind))
     page = bytearray(pages[3])

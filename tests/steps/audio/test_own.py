@@ -143,6 +143,7 @@ def test_a_step_of_the_user_goes_all_the_way(corpus: Corpus, capsys: pytest.Capt
     assert batch["input_features"].shape[1] == 5
 
 
+@pytest.mark.wide
 def test_nothing_but_a_build_imports_the_step(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     config, path = own_config(corpus), corpus.folder / "own.toml"
     ran = corpus.folder / "steps" / "imported.txt"
@@ -348,6 +349,7 @@ def test_what_the_probe_finds_is_refused_before_anything_is_built(
     ],
     ids=["opened at import", "opened for a clip", "imported"],
 )
+@pytest.mark.few("imported", "opened for a clip")
 def test_a_file_beside_the_config_that_the_class_does_not_list_is_refused(
     tmp_path: Path, compute: str, head: str, name: str
 ) -> None:
@@ -572,6 +574,7 @@ def test_an_installed_step_is_looked_up_and_not_imported(
         load_config(path)
 
 
+@pytest.mark.wide
 def test_an_edited_package_is_not_run_and_an_editable_one_is_read(
     corpus: Corpus, installed: Callable[[str], Path]
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_later_machine_is_held_to_the_first_one(config: Callable[..., Any], mo
 
 @pytest.mark.parametrize("part", [None, (0, 2)])
 @pytest.mark.parametrize("by", [1e-9, 1.0])
+@pytest.mark.few
 def test_shards_of_another_machine_are_linked_where_it_keeps_the_promise(
     config: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -263,6 +264,7 @@ def test_a_gpu_makes_the_same_bytes_again(config: Callable[..., Any], tmp_path: 
     assert found[0] == found[1]
 
 
+@pytest.mark.wide
 def test_a_dry_run_says_what_the_whole_costs(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Corpus
 ) -> None:

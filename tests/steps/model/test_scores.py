@@ -39,6 +39,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Cache]:
 
 
 @pytest.mark.parametrize("name", TEACHERS)
+@pytest.mark.few("gpt2", "qwen3")
 def test_a_teacher_s_top_logits(speech: tuple[Corpus, Cache], name: str) -> None:
     corpus, cache = speech
     tokenizer = T.AutoTokenizer.from_pretrained(corpus.folder / name)

@@ -165,6 +165,7 @@ def expand(fields: dict[str, np.ndarray], num_frames: int) -> tuple[list[int], i
 
 
 @pytest.mark.parametrize("prompt", [None, "Asterisk, Digium"])
+@pytest.mark.few("None")
 def test_qwen3_asr_sequences_are_the_processor_s_own(
     processor: Any, clips: dict[str, np.ndarray], prompt: str | None
 ) -> None:

@@ -209,6 +209,7 @@ def test_documents_of_somebody_else(change: str, pushed: Memory, tmp_path: Path)
 
 
 @pytest.mark.parametrize("fail_at", [0, 7, 20])
+@pytest.mark.few("7")
 def test_a_full_disk(fail_at: int, cache: Path, tmp_path: Path) -> None:
     """Both ways: what was finished stays, nothing has a name that is not whole, and the next command goes on."""
     settings = settings_of(tmp_path)

@@ -77,6 +77,7 @@ def test_codes_of_one_and_of_two_bytes(count: int, crosses: torch.dtype) -> None
 @pytest.mark.parametrize(
     ("count", "crosses"), [(255, torch.uint8), (256, torch.int16), (257, torch.int16), (65_535, torch.int16)]
 )
+@pytest.mark.few
 def test_padding_behind_images_of_other_sizes(count: int, crosses: torch.dtype, pad: float) -> None:
     field = pixels(count=count, shape=(3, None, None), axis=0, pad=pad, multiple=4)
     found = assert_equal_on_both(field, [coded(field, (3, 6, 8)), coded(field, (3, 2, 9)), coded(field, (3, 5, 1))])

@@ -129,6 +129,7 @@ def config_of(corpus: Corpus, *overrides: str) -> Config:
 
 @pytest.mark.parametrize("features", ["log_mel", "qwen3_asr"])
 @pytest.mark.parametrize("is_on_device", [False, True])
+@pytest.mark.few
 def test_a_cache_of_waveforms_gives_the_batches_of_a_cache_of_features(
     corpus: Corpus, features: str, monkeypatch: pytest.MonkeyPatch, *, is_on_device: bool
 ) -> None:
@@ -192,6 +193,7 @@ def demo_wave(folder: Path, *overrides: str) -> Config:
     return load_config(path, overrides=[*few, made, f"train.output_dir={folder / 'runs'}", *overrides])
 
 
+@pytest.mark.wide
 def test_a_run_trains_on_features_of_changed_waveforms_and_evaluates_plain_ones(tmp_path: Path) -> None:
     changes = 'augment=[{kind="speed", factors=[0.9, 1.1]}, {kind="gain", db=[-9, 9]}, {kind="spec_augment"}]'
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -125,6 +125,7 @@ def test_normalisation_by_clip_on_a_device_is_within_its_promise(lengths: list[i
 
 
 @pytest.mark.parametrize(("features", "prompt", "dtype"), KINDS)
+@pytest.mark.few
 def test_a_ragged_batch_is_what_is_stored_one_behind_the_other(features: str, prompt: str, dtype: str) -> None:
     source = FakeSource([40, 700, 13], features=features, prompt=prompt, dtype=dtype)
     collator = RaggedCollator(source.fields.values())

@@ -36,6 +36,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Gradients
 
 @pytest.mark.parametrize("data", MODELS)
 @pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.few
 def test_the_gradient_of_every_step_is_that_of_one_rank_weighted_by_targets(
     ranks: tuple[dict[str, Gradients], list[dict[str, Gradients]]], example: str, data: str
 ) -> None:

@@ -14,6 +14,7 @@ from tests.train.tiny import qwen3_asr_batch, qwen3_asr_folder, whisper_batch, w
 
 @pytest.mark.parametrize("model_type", ["whisper", "qwen3_asr"])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.few
 def test_summed_loss_over_targets_is_the_loss_of_transformers(tmp_path: Path, model_type: str, seed: int) -> None:
     whisper = model_type == "whisper"
     folder = (whisper_folder if whisper else qwen3_asr_folder)(tmp_path)

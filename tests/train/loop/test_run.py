@@ -158,7 +158,7 @@ def test_loss_of_the_first_step_is_that_of_transformers(tmp_path: Path, model_ty
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 5])
-@pytest.mark.few("2", "5")
+@pytest.mark.few("2")
 def test_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path, stop_after: int) -> None:
     """Bit for bit, with dropout, in the middle (1, 3, 5) and at the end (2) of an epoch of two steps."""
     folder = whisper_folder(tmp_path / "model", dropout=0.2)

@@ -181,6 +181,7 @@ def test_a_long_line_is_in_the_language_that_it_begins_in() -> None:
     assert said(german + "The window is open and the door is shut. " * 100_000) == said(german[:MOST_CHARACTERS])
 
 
+@pytest.mark.wide
 def test_the_model_says_what_py3langid_says(sentences: Sequence[tuple[str, str]]) -> None:
     from py3langid.langid import LanguageIdentifier
 
