@@ -80,6 +80,7 @@ def test_leftovers_are_three_kinds_and_kinds_add_to_them(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(("option", "kind"), EARLIER.items())
+@pytest.mark.few("--plans-plan", "--tar-indexes-tar-index")
 def test_an_option_of_before_does_the_same_and_says_the_new_one(
     option: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

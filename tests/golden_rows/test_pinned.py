@@ -20,7 +20,6 @@ KEPT = frozenset(
     [
         "log-mel-whisper-tar",
         "waveform-mixtures-webdataset",
-        "waveform-resampled-hf",
         "qwen3-asr-32-jsonl",
         "w2v-bert-16-ljspeech",
         "mel-settings-tts-table",
@@ -28,23 +27,17 @@ KEPT = frozenset(
         "extractor-parakeet",
         "own-step-folder",
         "python-clips",
-        "bad-tar",
         "bad-jsonl",
         "text-detected-gz",
-        "text-parquet",
         "mixture-with-texts",
         "packs-qwen3-vl-jsonl",
         "packs-webp-table",
         "packs-source-webdataset",
-        "packs-shared-images",
-        "packs-bad-jsonl",
         "chat-gemma3-zstd-webdataset",
         "chat-llava_onevision",
-        "label-several-hf",
         "label-classes-bad-jsonl",
         "captions-siglip2-table",
         "images-alone-webdataset",
-        "mixture-of-images",
     ]
 )
 """One case at least of each kind of source, feature, prompt and codec; the others run in `make test-wide`."""

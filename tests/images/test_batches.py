@@ -78,6 +78,7 @@ def test_images_of_one_shape_stand_in_rows_and_text_beside_them(corpus: TinyCorp
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few("cat", "padded", "nest", "free", "stack")
 def test_batches_without_a_cache_are_those_of_the_cache(kind: str, tmp_path: Path) -> None:
     corpus = tiny_corpus(tmp_path, kind=kind)
     config, _ = built(corpus, "vision.codec=zstd")

@@ -185,6 +185,7 @@ def test_a_data_set_of_torch_draws_as_the_loader_and_that_of_another_trainer_ref
             CachedSupervisedDataset(None, arguments)
 
 
+@pytest.mark.wide
 def test_pieces_of_cut_conversations_have_their_images(corpus: PhotoCorpus, tmp_path: Path) -> None:
     own = PhotoCorpus(tmp_path)
     for n in range(4):

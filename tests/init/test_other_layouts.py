@@ -173,6 +173,7 @@ def test_every_table_of_many_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delimiter", ["\t", ";", "|", ","])
+@pytest.mark.few(",", "|")
 def test_the_header_that_is_proposed_makes_a_table_that_builds(
     delimiter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -243,7 +243,7 @@ def test_ranks_say_together_what_they_padded(tmp_path: Path) -> None:
     assert "ids" not in line
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 4)
 @given(stop=st.integers(1, 5), lost=st.integers(0, 12), world_size=st.integers(1, 4))
 def test_a_resumed_run_counts_nothing_twice(
     tmp_path_factory: pytest.TempPathFactory, stop: int, lost: int, world_size: int

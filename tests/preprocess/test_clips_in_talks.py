@@ -35,6 +35,7 @@ def talks_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Talks]
 
 
 @pytest.mark.parametrize("family", ["qwen2_audio", "qwen2_5_omni"])
+@pytest.mark.few("qwen2_audio")
 def test_a_batch_and_its_loss_are_the_processor_s_own(family: str, talks_of: Callable[[str], Talks]) -> None:
     talks = talks_of(family)
     cache, report = built(talks.config())
@@ -176,6 +177,7 @@ def test_voxtral_is_refused_by_name_before_its_tokenizer_is_opened(
 
 
 @pytest.mark.parametrize("is_array", [False, True])
+@pytest.mark.few("True")
 def test_sound_that_stands_in_its_manifest_is_that_of_its_file(
     tmp_path: Path, talks_of: Callable[[str], Talks], *, is_array: bool
 ) -> None:

@@ -218,6 +218,7 @@ def test_a_dry_run_says_what_its_listing_leaves_out(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "flip"])
+@pytest.mark.few("flip", "remove")
 def test_a_damaged_shard_alone_is_made_again(corpus: Corpus, damage: str) -> None:
     first = make(corpus.config())
     before = shard_bytes(Path(first.cache))

@@ -152,6 +152,7 @@ def test_every_place_is_looked_at_once_and_in_small_tasks(
         assert len(looked) == len(set(looked)) == ({"jsonl": 4}.get(source.kind, max_samples or 12))
 
 
+@pytest.mark.few("jsonl")
 def test_worker_processes_give_the_same_tables(source: SourceConfig, tmp_path: Path) -> None:
     alone = read(source, tmp_path)
     with Pool(2) as pool:

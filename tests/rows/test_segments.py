@@ -120,6 +120,7 @@ def by_text(cache: Cache) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
 
 
 @pytest.mark.parametrize("features", ["waveform", "log_mel"])
+@pytest.mark.few("log_mel")
 def test_a_segment_is_the_file_that_was_cut_out(folder: Path, tmp_path: Path, features: str) -> None:
     rows = rows_of()
     overrides = ['audio={features="log_mel"}'] if features == "log_mel" else ["audio.sample_rate_hz=24000"]

@@ -151,6 +151,7 @@ def test_a_set_is_its_segments_with_what_is_said_of_them(folder: Path, form: str
 
 
 @pytest.mark.parametrize("form", ["kaldi", "nemo", "lhotse"])
+@pytest.mark.few("kaldi")
 def test_recordings_may_lie_in_a_folder_of_their_own(folder: Path, form: str) -> None:
     manifest = FORMS[form](folder)
     (folder / "other").mkdir()

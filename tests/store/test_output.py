@@ -123,6 +123,7 @@ def test_an_output_never_replaces_what_is_none(
         (["lint", "config.toml", "--no-progress", "--drop-ids"], "wavs/drop.ids"),
     ],
 )
+@pytest.mark.few("command0-x.html", "command1-rows.parquet", "command3-x.wav")
 def test_an_output_of_the_same_kind_is_replaced_as_a_repeated_run_expects(
     folder: Path, command: list[str], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("may_hash", [True, False])
+@pytest.mark.few
 def test_what_is_found_is_the_same_with_an_index_and_without(
     config: Config, tmp_path: Path, change: str, *, may_hash: bool
 ) -> None:

@@ -524,6 +524,7 @@ def test_samples_of_the_dataset_are_writable_copies() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.few("2")
 def test_torchs_dataloader_gives_the_loaders_batches(num_workers: int) -> None:
     source = make_source()
     plan = make_plan(source)

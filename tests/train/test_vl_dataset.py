@@ -125,6 +125,7 @@ def test_workers_that_stay_go_on_with_the_next_epoch(root: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.few("2")
 def test_an_infinite_one_goes_on_with_the_next_epoch(root: Path, num_workers: int) -> None:
     found = dataset(root, infinite=True)
     wanted = epochs(root, 0, 1, 2)

@@ -195,6 +195,7 @@ def test_a_broken_torchvision_is_said_to_be_broken(broken_torchvision: Path) -> 
     assert 'set vision.backend = "pil"' in text
 
 
+@pytest.mark.wide
 def test_a_broken_torchvision_does_not_break_pil(broken_torchvision: Path) -> None:
     code = "from transformers.utils import is_torchvision_available\nassert is_torchvision_available()\n" + LOAD
     text = printed(code, "pil", broken_torchvision)

@@ -85,6 +85,10 @@ def test_a_tokenizer_that_its_class_makes_is_left_to_transformers() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(
+    *("gpt2", "llama3", "ignore_merges", "lower", "qwen", "metaspace", "prefix space", "unigram", "clip", "gemma"),
+    *("wordpiece", "added", "stored truncation", "dropout"),
+)
 def test_a_trained_tokenizer_is_the_one_of_transformers(kind: str, tmp_path: Path) -> None:
     KINDS[kind]().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **NAMED}))

@@ -162,6 +162,7 @@ def mixed(texts: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few("gpt2", "llama3", "metaspace", "unigram", "clip", "gemma", "wordpiece", "added", "stored truncation")
 def test_tokens_are_those_of_the_tokenizer_called_on_the_text_alone(kind: str, tmp_path: Path) -> None:
     made = KINDS[kind]()
     vocabulary = saved(made, tmp_path / "model", GEMMA if kind == "gemma" else None)

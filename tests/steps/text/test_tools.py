@@ -241,6 +241,7 @@ def test_what_a_template_does_not_write_is_refused(
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
+@pytest.mark.few("last")
 def test_a_processor_writes_agents_as_its_own_template_does(tmp_path: Path, train_on: str) -> None:
     folder = model_of(tmp_path / "model", PLAIN, processor="qwen2_5_vl")
     step = ProcessorChat(

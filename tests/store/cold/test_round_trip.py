@@ -48,7 +48,7 @@ def small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "SHARD_BYTES", 6144)
 
 
-@settings(max_examples=12)
+@settings(max_examples=settings().max_examples // 4)
 @given(shards=shards_of_rows())
 def test_any_cache(shards: Shards) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:

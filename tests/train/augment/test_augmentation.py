@@ -249,6 +249,7 @@ def own(spoken: Corpus) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.few("2")
 def test_a_function_of_the_user_changes_samples_in_threads_or_processes(own: Any, processes: int) -> None:
     found = by_id(make_loader(own("quieter", f"processes = {processes}"), with_ids=True))
     plain = by_id(make_loader(own("quieter"), with_ids=True))

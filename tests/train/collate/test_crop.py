@@ -301,6 +301,7 @@ def test_every_epoch_and_seed_has_its_own_crops() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.few("2")
 def test_a_dataloader_has_the_same_crops(num_workers: int) -> None:
     source = many_clips()
     loader = loader_of(source, num_threads=0)

@@ -105,6 +105,7 @@ def test_a_run_that_was_stopped_has_the_folder_of_one_that_was_not(
 
 
 @pytest.mark.parametrize("call", range(20))
+@pytest.mark.few("0", "3", "7", "11", "15", "19")
 def test_death_in_a_save_and_resume_give_the_folder_of_an_undisturbed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, call: int
 ) -> None:

@@ -141,6 +141,7 @@ def plain_run(config: Any, batches: list[dict[str, torch.Tensor]], *, frozen: tu
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.few("True")
 def test_embeddings_learn_at_their_own_rate_as_in_a_plain_loop(tmp_path: Path, *, is_tied: bool) -> None:
     folder = whisper_folder(tmp_path / "model", tie_word_embeddings=is_tied)
     config = config_of(
@@ -212,6 +213,7 @@ def test_resume_goes_on_with_frozen_modules_and_the_rates_of_today(tmp_path: Pat
 
 
 @pytest.mark.parametrize("model_type", ["whisper", "qwen3_asr"])
+@pytest.mark.few("qwen3_asr")
 def test_activations_that_are_computed_again_change_no_loss(
     tmp_path: Path, whisper: Path, qwen: Path, model_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
