@@ -70,6 +70,7 @@ def assert_equal_batches(output: str, *, num_batches: int) -> None:
     assert all(line.endswith("equal: True") for line in lines)
 
 
+@pytest.mark.wide
 def test_plain_loop_and_hf_trainer_learn_from_the_same_batches(folder: Path, plain: str) -> None:
     losses = losses_of(plain)
     assert len(losses) == 4
@@ -80,6 +81,7 @@ def test_plain_loop_and_hf_trainer_learn_from_the_same_batches(folder: Path, pla
     assert float(trainer[1]) == pytest.approx(sum(losses[:2]) / 2, rel=0.05)
 
 
+@pytest.mark.wide
 def test_lightning_goes_on_in_the_epoch_with_the_losses_of_a_loop_that_never_stopped(folder: Path, plain: str) -> None:
     """Two steps, a checkpoint, two more with a new Trainer and a new loader."""
     output = output_of("lightning_trainer", folder)
@@ -164,6 +166,7 @@ def run_here(
 @pytest.mark.filterwarnings("ignore")  # as below
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("config", ["demo_text", "demo_any"])
+@pytest.mark.few("demo_text")
 def test_trl_learns_from_texts_and_from_images_and_resumes(folder: Path, config: str) -> None:
     """Real TRL; packs are below. The losses of a run that is resumed are those of a run that never stopped."""
     more = ["train.learning_rate=0.01", "source.max_samples=32", "train.checkpoint_every=1", f"name={config}"]

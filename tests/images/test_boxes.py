@@ -126,6 +126,7 @@ def _style(config: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.few("qwen2_5_vl")
 def test_the_processor_writes_them_as_packs_do(tmp_path: Path, family: str) -> None:
     """Pairs too: both answers of a row are over the same objects."""
     own = FAMILIES[family]

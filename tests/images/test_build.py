@@ -52,6 +52,7 @@ def images_of(config: Config) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few("cat", "nest", "wide", "padded")
 def test_a_sample_is_what_the_processor_gives_by_either_codec_and_without_a_cache(kind: str, tmp_path: Path) -> None:
     corpus = tiny_corpus(tmp_path, kind=kind)
     (_, raw), (_, packed) = built(corpus), built(corpus, "vision.codec=zstd")

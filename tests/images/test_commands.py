@@ -88,6 +88,7 @@ def test_exports_hold_the_arrays_of_every_image(tmp_path: Path, run: Run) -> Non
 
 
 @pytest.mark.parametrize("kind", ["stack", "free", "nest"])
+@pytest.mark.few("nest")
 def test_a_picture_and_a_page_show_what_the_model_sees(kind: str, tmp_path: Path, run: Run) -> None:
     corpus = tiny_corpus(tmp_path, kind=kind)
     report = build_here(corpus.config())

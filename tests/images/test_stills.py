@@ -81,6 +81,7 @@ def by_name(cache: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd", "webp", "source"])
+@pytest.mark.few("webp", "source")
 def test_an_image_of_a_size_is_what_the_processor_is_told_to_make(codec: str, tmp_path: Path) -> None:
     corpus, data = PhotoCorpus(tmp_path), photo(3, width=301, height=190)
     corpus.add_photo("a.jpg", data)

@@ -114,6 +114,7 @@ def test_texts_say_the_times_of_transformers() -> None:
     assert Sampling().timed(5, 0.0) == (5, 24)
 
 
+@pytest.mark.few("qwen2")
 def test_the_same_on_the_fly_and_by_every_kind_of_row(cache: Cache) -> None:
     root, wanted = cache.folder.parents[1], samples_of(cache)
     online = select(config_in(root, 'loader.cache="off"'))

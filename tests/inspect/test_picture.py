@@ -23,6 +23,7 @@ ROW = {"sample_id": "clip", "language": "en", "text": "Hello"}
 @pytest.mark.parametrize(
     "features", ["log_mel", "waveform", *(pytest.param(n, marks=pytest.mark.wide) for n in ("qwen3_asr", "w2v_bert"))]
 )
+@pytest.mark.few("log_mel")
 def test_every_kind_of_features_has_a_picture(tmp_path: Path, features: Features) -> None:
     cache = open_cache(make_cache(tmp_path, features=features, keep_waveform=features == "w2v_bert"))
     for index, text in enumerate(TEXTS):

@@ -168,6 +168,7 @@ def longest_tasks(folder: Path, write: Write, num_rows: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("write", [*SPEECH, *IMAGES], ids=lambda write: write.__name__)
+@pytest.mark.few("tar", "webdataset", "hf", "text", "image_jsonl")
 def test_no_task_grows_with_the_listing(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locate, "ROWS_PER_TASK", PER_FILE)
     monkeypatch.setattr(memo, "_TASK_FILES", 1)

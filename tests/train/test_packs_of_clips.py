@@ -200,6 +200,7 @@ def test_text_alone_is_packed(tmp_path: Path) -> None:
         ("qwen3_omni", {"num_frames": 400, "num_patches": 30}, True),
     ],
 )
+@pytest.mark.few("qwen2_audio-budgets0-False", "qwen3_omni-budgets3-True")
 def test_talks_are_read_from_a_pack_as_from_batches_of_one(
     family: str, budgets: dict[str, int], *, sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

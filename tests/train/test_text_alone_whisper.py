@@ -204,6 +204,7 @@ def test_a_mask_of_spec_augment_leaves_silence_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text_encoder", ["zeros", pytest.param("silence", marks=pytest.mark.wide)])
+@pytest.mark.wide
 def test_the_loop_trains_on_speech_and_text_and_resumes_exactly(
     folder: Path, tmp_path: Path, text_encoder: TextEncoder
 ) -> None:

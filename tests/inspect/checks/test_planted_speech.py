@@ -193,6 +193,7 @@ def torchaudio_kernel(samples: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("way", ["soxr", "quiet", "torchaudio"])
+@pytest.mark.few("soxr")
 def test_telephone_sound_that_was_upsampled_is_found_and_no_recording_of_the_demo(planted: Planted, way: str) -> None:
     """Every clip of the demo but those too short to tell, after 8 kHz: quiet ones too, where the rest is rounding."""
     assert not [each for each in linted(planted.config()).findings if each.check == "narrow_band"]

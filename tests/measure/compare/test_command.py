@@ -165,6 +165,7 @@ def test_raw_data_that_is_not_here_is_told(
     assert "give --against unbucketed" in err
 
 
+@pytest.mark.wide
 def test_ctrl_c_ends_the_arms(root: Path) -> None:
     """The arms' processes take 10 s of CPU to begin, which is when they are interrupted."""
     process = subprocess.Popen(

@@ -206,6 +206,7 @@ def test_a_system_message_and_unlearnt_turns_reach_the_sample(corpus: PhotoCorpu
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
+@pytest.mark.few("last")
 def test_agents_and_texts_alone_are_the_same_without_a_cache(corpus: PhotoCorpus, train_on: str) -> None:
     shutil.copytree(DEMO / "model", corpus.folder / "model")
     (corpus.folder / "model" / "chat_template.jinja").write_text(PLAIN)

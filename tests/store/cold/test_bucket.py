@@ -94,6 +94,7 @@ def fail_at(patch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 5, 60])
+@pytest.mark.few("5")
 def test_interrupted_push_goes_on(
     number: int, cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_interrupted_push_goes_on(
     assert same(cache, tmp_path / "pulled")
 
 
+@pytest.mark.wide
 def test_another_machine_goes_on(
     cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied, tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_another_machine_goes_on(
 
 
 @pytest.mark.parametrize("number", [3, 20])
+@pytest.mark.few("3")
 def test_interrupted_pull_goes_on(
     number: int, pushed: Url, cache: Path, settings: RemoteConfig, tmp_path: Path
 ) -> None:

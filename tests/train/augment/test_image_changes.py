@@ -70,6 +70,7 @@ def wanted(corpus: PhotoCorpus, cache: Cache, names: list[str], epoch: int, proc
 
 
 @pytest.mark.parametrize("codec", ["raw", "webp"])
+@pytest.mark.few("webp")
 def test_packs_hold_what_the_processor_makes_of_changed_images(corpus: PhotoCorpus, codec: str) -> None:
     config = built(corpus, f"vision.codec={codec}", BOTH)
     loader: Any = make_loader(config, with_ids=True)
