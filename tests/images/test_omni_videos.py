@@ -138,6 +138,7 @@ def asked(*parts: Any, answer: str = "A dog.") -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts]}, {"role": "assistant", "content": [text]}]
 
 
+@pytest.mark.few("qwen3_omni")
 def test_a_batch_is_the_processor_s_and_so_is_its_loss(
     talks: Talks, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_part_has_frames_and_sizes_of_its_own(talks: Talks, cache: Cache) -> N
     assert cache.lengths["num_patches"][list(samples_of(cache)).index("part")] == grid.prod()
 
 
+@pytest.mark.few("qwen2_5_omni")
 def test_other_codecs_and_no_cache_give_the_same(talks: Talks, cache: Cache) -> None:
     zstd, _ = built(config_of(talks, vision=f'processor = "{talks.family}"\nfps = {FPS}\ncodec = "zstd"'))
     several = ([source.read(index) for index in range(len(source))] for source in (cache, zstd))

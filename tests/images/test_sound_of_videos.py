@@ -84,6 +84,7 @@ def cache(talks: Talks) -> Cache:
     return found
 
 
+@pytest.mark.few("qwen2_5_omni")
 def test_a_batch_is_the_processor_s_with_its_positions_and_its_loss(
     talks: Talks, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_sound_is_what_a_plain_loop_hears(talks: Talks, cache: Cache) -> None:
     np.testing.assert_array_equal(heard, wanted.astype(np.int16))
 
 
+@pytest.mark.few("qwen3_omni")
 def test_no_cache_gives_the_same_and_sound_is_in_the_key(talks: Talks, cache: Cache) -> None:
     off = config_of(talks, 'loader.cache="off"')
     assert_same(cache, select(off), range(len(cache)))

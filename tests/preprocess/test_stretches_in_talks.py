@@ -180,6 +180,7 @@ def _csv(talks: Talks, marks: list[dict[str, Any]]) -> str:
     ],
     ids=["lines", "inline", "csv", "tar", "paths", "bytes"],
 )
+@pytest.mark.few("lines", "tar", "bytes")
 def test_a_column_of_stretches_beside_marks(
     kind: str, write: Callable[[Talks, list[dict[str, Any]]], str], talks: Talks, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ class LongTalks(Talks):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.few("glm")
 def test_a_batch_and_its_loss_are_the_processor_s_own(name: str, tmp_path: Path) -> None:
     write_family(FAMILIES[name], tmp_path / name)
     names = clips(tmp_path / "data", SECONDS)
@@ -106,6 +107,7 @@ def test_a_batch_and_its_loss_are_the_processor_s_own(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.few("flamingo")
 def test_a_clip_of_more_windows_than_the_processor_takes_is_refused_or_cut(name: str, tmp_path: Path) -> None:
     found = FAMILIES[name]
     default = inspect.signature(getattr(transformers, found.processor).__init__).parameters["max_audio_len"].default

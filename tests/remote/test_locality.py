@@ -133,6 +133,7 @@ def mixed(tmp_path: Path, plan: BucketConfig, **changes: Any) -> Config:
     return replace(config_of(tmp_path, plan), mixture=mixture, **changes)
 
 
+@pytest.mark.wide
 def test_a_mixture_of_languages_downloads_each_shard_about_once_a_pass(
     languages: Cache, bucket: Bucket, proxy: Proxy, tmp_path: Path
 ) -> None:

@@ -126,7 +126,6 @@ def test_within_the_window_of_its_bound_a_node_fetches_each_shard_about_once() -
     assert simulate(steps.uses, capacity=held, policy="belady").fetches >= 100 * num_shards
 
 
-@pytest.mark.wide
 def test_a_mixture_of_twelve_languages_fetches_each_shard_about_once_a_pass() -> None:
     found = remote_sim.mixture_rows(num_shards=500, shard_samples=12, batch_seconds=60.0, held=(1050, 300))
     assert [row["order"] for row in found] == ["shards:58", "shards:58", "shards:16", "shards:16"]

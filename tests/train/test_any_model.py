@@ -124,6 +124,7 @@ def test_a_cache_with_end_tokens_is_refused_before_the_first_step(folder: Path) 
 
 
 @pytest.mark.parametrize("kind", ["wav2vec2", "parakeet"])
+@pytest.mark.few("parakeet")
 def test_ctc_is_trained_on_what_an_extractor_makes(kind: str, folder: Path, tmp_path: Path) -> None:
     """The batch is the extractor's own, and the loss the model's of it."""
     size = len(json.loads((folder / "symbols" / "tokenizer.json").read_bytes())["model"]["vocab"])

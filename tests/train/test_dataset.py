@@ -65,6 +65,7 @@ def test_another_world_size_goes_on_where_the_first_stopped(stop: int, worlds: t
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.few("0", "1")
 def test_dataloader_gives_epoch_after_epoch_with_any_number_of_workers(num_workers: int) -> None:
     source = make_source()
     peer = DataLoader(

@@ -152,6 +152,7 @@ def test_a_mixture_is_trained(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batches", ["mixed", "per_source"])
+@pytest.mark.few("mixed")
 def test_other_classes_and_other_processors_are_refused_with_both_values(
     folder: Path, batches: str, tmp_path: Path
 ) -> None:

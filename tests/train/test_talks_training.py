@@ -53,6 +53,7 @@ def last_loss(config: Config, *, resume: bool = False, stop_at: int | None = Non
 
 
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.few("bucket")
 def test_a_trainer_of_trl_has_the_losses_of_a_plain_loop(plan: str, talks: Talks, tmp_path: Path) -> None:
     config = config_of(talks, plan, 2, tmp_path)
     model = load_model(talks.model, seed=0, init="random")
@@ -93,6 +94,7 @@ def _rows(batch: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.few("pack")
 def test_a_run_that_stopped_goes_on_as_if_it_had_not(plan: str, talks: Talks, tmp_path: Path) -> None:
     whole = last_loss(config_of(talks, plan, 4, tmp_path / "whole"))
     config = config_of(talks, plan, 4, tmp_path / "parts", "train.checkpoint_every=2")

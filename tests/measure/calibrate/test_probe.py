@@ -52,6 +52,7 @@ def test_parts_are_weights_and_two_moments_and_gradients_where_a_step_accumulate
     assert twice.parts["gradients"] == pytest.approx(learning, rel=0.05)
 
 
+@pytest.mark.wide
 def test_what_rests_has_no_gradient_and_no_moments(tmp_path: Path) -> None:
     whole = tracked_step(steps_of(FakeSteps, tmp_path)[0], batch_of(16))
     frozen = tracked_step(steps_of(FakeSteps, tmp_path, freeze=("encoder",))[0], batch_of(16))

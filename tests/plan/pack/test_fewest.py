@@ -79,6 +79,7 @@ def test_no_buffer_and_no_best_fit_decreasing_needs_fewer_packs(
     ("low", "high", "seq_len"),
     [(300, 340, 1024), (95, 105, 1000), (200, 400, 2048), (900, 1100, 8192), (400, 700, 2048)],
 )
+@pytest.mark.few("300-340-1024", "95-105-1000", "200-400-2048")
 def test_many_similar_lengths_fill_packs_as_a_buffer_does(low: int, high: int, seq_len: int) -> None:
     tokens = np.random.default_rng(1).integers(low, high + 1, 30_000)
     plan = packs(tokens, seq_len)

@@ -76,6 +76,7 @@ def mixes() -> dict[str, tuple[Array, Array]]:
 
 
 @pytest.mark.parametrize("name", ["VQA", "photos", "half text"])
+@pytest.mark.few("half text")
 def test_at_most_four_percent_is_padding(name: str, caplog: pytest.LogCaptureFixture) -> None:
     tokens, images = mixes()[name]
     with caplog.at_level(logging.WARNING):

@@ -140,6 +140,7 @@ def test_where_no_evaluation_works_the_command_ends_with_1(
     assert (code, json.loads(out)["evaluations_failed"]) == (1, 1)
 
 
+@pytest.mark.wide
 def test_a_run_that_was_stopped_in_an_evaluation_makes_up_for_it(
     untaught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

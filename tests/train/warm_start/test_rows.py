@@ -29,6 +29,7 @@ def names(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [1, 6, 16])
+@pytest.mark.few("6")
 def test_draws_have_the_mean_and_the_whole_covariance_of_the_rows(width: int) -> None:
     rows = correlated(500, width)
     drawn = Spread.of(rows, range(500)).draw(names(NUM_DRAWS), seed=1, name="input")
