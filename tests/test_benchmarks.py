@@ -126,6 +126,7 @@ def one_peer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return formats
 
 
+@pytest.mark.wide
 def test_formats_are_checked_measured_and_named(
     one_peer: Any, bench_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_pool_of_the_process_that_calls_it_makes_them_too(
     assert shard_bytes(Path(report.cache)) == shard_bytes(built)
 
 
+@pytest.mark.wide
 def test_lint_reads_raw_data(config: Path) -> None:
     [linted] = json.loads(cold("-m", "forebay", "lint", config, "--json").stdout)["sets"]
     assert (linted["is_raw"], linted["num_samples"]) == (True, 12)

@@ -195,6 +195,7 @@ def test_trl_learns_from_texts_and_from_images_and_resumes(folder: Path, config:
         ("accelerate_loop", 2),
     ],
 )
+@pytest.mark.few("plain_loop-2", "hf_trainer-2", "hf_sft_trainer-2", "lightning_trainer-1", "accelerate_loop-2")
 def test_packs_have_the_loss_of_their_samples_in_every_framework(
     folder: Path, one_by_one: list[float], example: str, max_steps: int
 ) -> None:

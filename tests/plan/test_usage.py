@@ -115,6 +115,7 @@ def assert_counts(usage: Usage, handed_out: list[int]) -> None:
     assert usage.used.tolist() == np.flatnonzero(counts).tolist()
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     worlds=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=3),
     tail=st.sampled_from(["split", "short", "drop", "pad"]),

@@ -448,6 +448,7 @@ def test_a_number_below_one_is_refused(corpus: Corpus, tmp_path: Path) -> None:
         evalset(corpus.config(), tmp_path / "out", seed=-1)
 
 
+@pytest.mark.wide
 def test_worker_processes_give_the_same_bytes_by_the_command(
     corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

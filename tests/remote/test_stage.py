@@ -94,6 +94,7 @@ def test_a_staged_build_is_the_cache_of_one_process(raw: Corpus, wanted: Path, b
         assert all((found[name] == batch[name]).all() for name in batch)
 
 
+@pytest.mark.wide
 def test_a_vision_build_reads_what_it_needs_of_tensor_fields(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     corpus = photo_corpus(tmp_path / "photos")

@@ -124,6 +124,7 @@ def test_a_build_ends_in_the_store_and_the_next_one_does_nothing(
     assert Path(str(again.plan_folder)).is_relative_to(tmp_path / "node")
 
 
+@pytest.mark.wide
 def test_training_where_it_was_built_downloads_no_shard(config: Config, proxy: Proxy) -> None:
     build_here(config)
     proxy.clear()
@@ -158,6 +159,7 @@ def test_another_node_trains_without_raw_data(
     assert shards_here(tmp_path / "other") == shards_here(tmp_path / "node")
 
 
+@pytest.mark.wide
 def test_a_root_of_many_caches_costs_one_listing(
     config: Config, corpus: Corpus, bucket: Bucket, root: str, proxy: Proxy, tmp_path: Path
 ) -> None:

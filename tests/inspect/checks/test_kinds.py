@@ -40,6 +40,7 @@ def test_texts_alone_have_the_checks_of_texts(tmp_path: Path, is_cached: bool) -
     assert report.sets[0].left_out.keys() == OF_SOUND
 
 
+@pytest.mark.wide
 def test_a_clip_that_kills_its_decoder_is_a_finding(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.keep(*list(planted.rows)[:6])
     planted.put("en_digits_oh", np.zeros_like(planted.samples("en_digits_oh")))

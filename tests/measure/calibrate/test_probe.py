@@ -40,6 +40,7 @@ def test_the_peak_is_a_line_in_the_batch_and_that_of_real_tensors(tmp_path: Path
         assert measured.parts[part] == pytest.approx(found[32].parts[part], rel=0.01)
 
 
+@pytest.mark.wide
 def test_parts_are_weights_and_two_moments_and_gradients_where_a_step_accumulates(tmp_path: Path) -> None:
     fake, _ = steps_of(FakeSteps, tmp_path)
     weights = sum(p.numel() * 4 for p in fake.model.parameters())

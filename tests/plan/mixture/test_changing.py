@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import PlanError, ResumeError
@@ -109,6 +109,7 @@ def test_seeks_and_counts_are_those_of_the_whole_run(made: Made, data: st.DataOb
         assert order.drawn(position).tolist() == np.bincount(seen, minlength=len(plan.names)).tolist()
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(changing(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 40))
 def test_another_world_size_and_a_resume_change_nothing(made: Made, before: int, after: int, steps: int) -> None:
     plan = made.plan

@@ -146,6 +146,7 @@ def test_interrupted_pull_goes_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["caches", "no-profiles", "node", "pulled"]
 
 
+@pytest.mark.wide
 def test_neither_form_goes_over_the_other(
     cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_normalised_texts_are_named_and_have_fewer_errors(demo: Path) -> None:
     assert all(each.reference == each.reference.lower() for each, _ in report.outcomes[1].worst)
 
 
+@pytest.mark.wide
 def test_a_cache_is_a_set_too_and_uncached_samples_have_the_same_figures(demo: Path) -> None:
     config = demo_config(demo, "qwen3_asr")
     by_cache = SET.replace("config", "cache").replace("THIS", str(folder_of(config)))

@@ -101,6 +101,7 @@ def test_a_checkpoint_transcribes(tmp_path: Path, name: str, recording: np.ndarr
         *(pytest.param(*each, marks=pytest.mark.wide) for each in (("speech", "random"), ("qwen3_asr", "pretrained"))),
     ],
 )
+@pytest.mark.few("speech-pretrained")
 def test_a_checkpoint_with_adapters_transcribes(tmp_path: Path, name: str, init: str, recording: np.ndarray) -> None:
     """peft, transformers' class and its Auto class read it; the base lies in train.model or in the checkpoint.
 
