@@ -210,7 +210,6 @@ PLANTS: list[Callable[[Path, Path], None]] = [
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-@pytest.mark.few("plant_link", "plant_metadata_link", "plant_signed_names", "plant_pipe", "plant_deep_file")
 def test_what_a_stranger_planted_is_refused_and_nothing_goes(
     plant: Callable[[Path, Path], None], made: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,7 +143,6 @@ def test_a_step_of_the_user_goes_all_the_way(corpus: Corpus, capsys: pytest.Capt
     assert batch["input_features"].shape[1] == 5
 
 
-@pytest.mark.wide
 def test_nothing_but_a_build_imports_the_step(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     config, path = own_config(corpus), corpus.folder / "own.toml"
     ran = corpus.folder / "steps" / "imported.txt"
@@ -574,7 +573,6 @@ def test_an_installed_step_is_looked_up_and_not_imported(
         load_config(path)
 
 
-@pytest.mark.wide
 def test_an_edited_package_is_not_run_and_an_editable_one_is_read(
     corpus: Corpus, installed: Callable[[str], Path]
 ) -> None:
