@@ -1,7 +1,7 @@
 """Each kind of process once as a user starts it: from nothing, not from the warm server of the other tests.
 
-Beside these, commands that look (tests/test_light_imports.py, tests/test_imports.py) start cold. The tests take 20 s of
-CPU: torch and transformers are loaded six times.
+Beside these, commands that look (tests/test_light_imports.py, tests/test_imports.py) start cold. Two are `wide`: a
+pool of the process that calls it, and `lint`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def test_preprocess_makes_the_bytes_of_a_build_in_one_process(built: Path, confi
     assert shard_bytes(Path(here.cache)) == shard_bytes(built)
 
 
+@pytest.mark.wide
 def test_a_pool_of_the_process_that_calls_it_makes_them_too(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

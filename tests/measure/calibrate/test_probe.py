@@ -63,6 +63,7 @@ def test_what_rests_has_no_gradient_and_no_moments(tmp_path: Path) -> None:
     assert frozen.parts["activations"] < whole.parts["activations"]
 
 
+@pytest.mark.wide
 def test_half_precision_and_checkpoints_take_less(tmp_path: Path) -> None:
     whole = tracked_step(steps_of(FakeSteps, tmp_path)[0], batch_of(16))
     half = tracked_step(steps_of(FakeSteps, tmp_path, mixed_precision="bf16")[0], batch_of(16))
