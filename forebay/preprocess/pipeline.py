@@ -218,6 +218,9 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             remove_prepared(config, recipe)
             Workspace(workspace_folder(config, standing.key)).remove()
             remove_stage(config, options, recipe, workspace_folder(config, standing.key).name)
+        elif config.codec is not None or config.model:
+            again = "the cache is sealed, so no codec and no model is tried; to try: forebay preprocess %s --rebuild %s"
+            logger.warning(again, config.named, "--dry-run")
         return BuildReport.of_standing(standing, seconds=time.monotonic() - started_s)
     _require(config, recipe)
     if not options.dry_run:
