@@ -82,7 +82,8 @@ class TrainReport(CommandReport):
     buckets: dict[str, Drawn] = dataclasses.field(default_factory=dict)
     """What was drawn of each bucket in the whole run, over all ranks; empty for a loader without a plan."""
     parts: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    """Of these the samples by cache of `[[mixture.source]]`, as in a dry run; empty where there is but one."""
+    """Of these the samples by cache of `[[mixture.source]]`, or by value of `mixture.column`; empty where there is
+    neither."""
     evaluations: int = 0
     """Evaluations of this process that gave a result."""
     evaluations_failed: int = 0
@@ -215,7 +216,7 @@ def train(
         remote=after_step.traffic(),
         waiting=waiting_line(config, loader, share=_wait_share(meter, phases), is_uncached=source_kind == "uncached"),
         buckets=drawn_by(loader) if learner.is_main_rank else {},
-        parts=_parts(loader) if learner.is_main_rank else {},
+        parts=_parts(config, loader) if learner.is_main_rank else {},
     )
 
 
@@ -433,10 +434,17 @@ def _batches(loader: Loader) -> Generator[Batch, None, None]:
         yield from loader
 
 
-def _parts(loader: BatchLoader) -> dict[str, dict[str, float]]:
-    if not isinstance(loader, Loader) or not isinstance(loader.source, SourceUnion):
+def _parts(config: Config, loader: BatchLoader) -> dict[str, dict[str, float]]:
+    if not isinstance(loader, Loader):
         return {}
-    people, end, start = population(loader.source), loader.state, dataclasses.replace(loader.state, epoch=0, position=0)
+    source, column = loader.source, config.mixture.column
+    found = None if column is None else source.categories(column)
+    if isinstance(source, SourceUnion):
+        found = source.names, source.source_of
+    if found is None:
+        return {}
+    (names, codes), end, start = found, loader.state, dataclasses.replace(loader.state, epoch=0, position=0)
+    people = Population(num_samples=len(codes), names={"part": list(names)}, codes={"part": codes}, shards=None)
     usage = UsageCounter(people, loader.plan, dp_world_size=loader.dp_world_size).count(start, end)
     return _compared(usage, people, loader.plan, "part", end)
 
