@@ -91,12 +91,15 @@ class ConversationSound(Extractor):
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         """See `Extractor`. Raises DecodeError `clip_too_long` for a clip of which the processor would drop the end."""
-        if (found := next(filter(None, (self.refused(waveform.size) for waveform in waveforms)), None)) is not None:
+        if (found := next(filter(None, (self._cut(waveform.size) for waveform in waveforms)), None)) is not None:
             raise found
         return super(ConversationSound, self).make(waveforms)
 
     def refused(self, num_samples: int) -> DecodeError | None:
-        """See `AudioStep`. Loads the processor: what its folder says of windows is not what it does of clips."""
+        """See `AudioStep`. Loads the processor for a clip that is longer than the window that its folder states."""
+        return None if num_samples <= _stated(self) else self._cut(num_samples)
+
+    def _cut(self, num_samples: int) -> DecodeError | None:
         longest, looked_at = self.probe().longest, _LOOKED_AT_S * self.rate_hz
         if longest is None and num_samples > looked_at:
             # Of what takes a clip of twice, four or eight times the length no shorter one is looked at.
@@ -232,6 +235,13 @@ class SoundPart:
         """Returns what the processor hands on of clips, float32 [num_samples] each."""
         outputs, _ = self.process(list(clips), **{**self.options, **options})
         return {name: value for name, value in outputs.items() if name not in self.unused}
+
+
+@lru_cache(maxsize=4)
+def _stated(step: ConversationSound) -> int:
+    """Returns the samples of the window that a folder states, 0 where it states none."""
+    stated = ExtractorFolder.read(Path(step.extractor)).document.get("n_samples")
+    return stated if type(stated) is int else 0
 
 
 @lru_cache(maxsize=64)
