@@ -102,8 +102,7 @@ class ConversationSound(Extractor):
     def _cut(self, num_samples: int) -> DecodeError | None:
         longest, looked_at = self.probe().longest, _LOOKED_AT_S * self.rate_hz
         if longest is None and num_samples > looked_at:
-            # Of what takes a clip of twice, four or eight times the length no shorter one is looked at.
-            more = looked_at << (num_samples // looked_at).bit_length()
+            more = -(-num_samples // looked_at) * looked_at  # whole minutes, so that few lengths are looked at
             longest = num_samples - 1 if not (_takes(self, more) or _takes(self, num_samples)) else None
         if longest is None or num_samples <= longest:
             return None
@@ -244,7 +243,7 @@ def _stated(step: ConversationSound) -> int:
     return stated if type(stated) is int else 0
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _takes(step: ConversationSound, num_samples: int) -> bool:
     """Whether the end of a clip of so many samples moves what is made of it."""
     part, clip = opened(step), noise(num_samples, seed=7)
