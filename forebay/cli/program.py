@@ -87,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 return _run(given)
             except KeyboardInterrupt:
+                if arguments is None:  # it is over: a second Ctrl-C would only show where
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
                 return _fail(interrupted, INTERRUPTED)
             finally:
                 sys.stdout.flush()  # a reader that has gone is met here, not when the interpreter ends

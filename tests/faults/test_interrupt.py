@@ -59,7 +59,7 @@ def interrupted(place: Path, number: int, folder: Path) -> str:
             process.kill()
             let_go.set()
     assert process.returncode == cli.INTERRUPTED, said
-    assert said == b"forebay: interrupted; what was finished is kept, run the command again to go on\n"
+    assert said == b"forebay: interrupted; what was finished is kept, run the command again to go on\n", said.decode()
     return f"{' '.join(command[:2])} ended"
 
 
