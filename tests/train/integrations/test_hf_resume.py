@@ -50,7 +50,6 @@ def logs(lines: Lines, scenario: str, run: str) -> Lines:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.wide
 def test_a_resumed_run_learns_what_an_uninterrupted_one_learns(ranks: list[Lines], scenario: str) -> None:
     for lines in ranks:
         whole, stopped = steps(lines, scenario, "whole"), steps(lines, scenario, "stopped")
