@@ -92,6 +92,9 @@ def test_a_build_without_samples_says_so(built: Path, tmp_path: Path, capsys: py
     assert code == 1
     assert "no samples to plan: " in err
     assert "has 0 samples (excluded: language 4); mend what was excluded or failed, or change the filters" in err
+    (empty,) = tmp_path.glob("mine-train-*")
+    run(capsys, "cache", "rm", empty, "--yes", "--force")
+    assert not empty.exists()
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
