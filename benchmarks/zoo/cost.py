@@ -64,7 +64,7 @@ def cpu_times(form: BatchForm, units: Sequence[Mapping[str, Array]], call: Calla
             found = []
             for index in range(len(units)):
                 row = shard.row(index)
-                shard.check_row(index, row)
+                shard.check_row(index, [*row.values()])
                 found.append({name: (array,) for name, array in form.arrays(row).items()})
             if together:
                 collate(form, found, dtype=torch.float32, allocate=allocate)

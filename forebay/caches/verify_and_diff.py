@@ -143,7 +143,10 @@ def _damages(cache: Cache, report: VerifyReport) -> Iterator[Damage]:
 
 
 def _rows(shard: Shard) -> list[int]:
-    return [row for row in range(shard.entry.rows) if _fails(lambda at: shard.check_row(at, shard.row(at)), row)]
+    def check(row: int) -> None:
+        shard.check_row(row, [*shard.row(row).values()])
+
+    return [row for row in range(shard.entry.rows) if _fails(check, row)]
 
 
 def _fails(look: Callable[[T], object], of: T) -> bool:

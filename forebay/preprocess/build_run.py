@@ -355,12 +355,11 @@ class Run:
         finished = self.workspace.finished(
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
-        files = {
-            "hashes.memo": self.memo.dump(self.listing.files.each_path(), stats=stats),
-            "sources.parquet": dump_sources(self.listing.sources()),
-        }
+        files = {"hashes.memo": self.memo.dump(self.listing.files.each_path(), stats=stats)}
         del stats
         self.memo.forget()
+        files["sources.parquet"] = dump_sources(self.listing.sources())
+        free_memory()
         rows = read_rows(self.listing, finished)
         free_memory()
         self.failures += rows.failures

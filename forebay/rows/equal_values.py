@@ -39,7 +39,8 @@ def first_rows(strings: Any) -> Array:
     first = np.empty(len(order), np.int64)
     first[order] = order[is_new][np.cumsum(is_new) - 1]
     again = np.flatnonzero(first != np.arange(len(first)))
-    if pc.all(pc.equal(strings.take(pa.array(again)), strings.take(pa.array(first[again])))).as_py():
+    blocks = (again[start : start + BLOCK_ROWS] for start in range(0, len(again), BLOCK_ROWS))
+    if all(pc.all(pc.equal(strings.take(block), strings.take(first[block]))).as_py() for block in blocks):
         return first
     encoded = pa.chunked_array(strings).combine_chunks().dictionary_encode()  # two strings have the same bits
     _, places, inverse = np.unique(encoded.indices.to_numpy(), return_index=True, return_inverse=True)

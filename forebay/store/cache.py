@@ -216,7 +216,7 @@ class Cache(ByHand):
             if not is_verified:
                 for group in self._files.together:
                     shard = self._open.get(group, number)
-                    shard.check_row(row, shard.row(row))
+                    shard.check_row(row, [*shard.row(row).values()])
             sample = row_of(self._columns.get(number) or self._open.columns_of(number), row)
             for group in self._listed:
                 sample = self._with_items(group, index, sample, is_verified=bool(is_verified))
@@ -241,17 +241,33 @@ class Cache(ByHand):
             return None
         verified, kept = self._verified, self._columns
         try:
-            for index in indices:
-                if not verified[index]:
-                    self.read(index)
+            new = [place for place, index in enumerate(indices) if not verified[index]]
+            for place in new:
+                if self._listed:  # items are read one by one
+                    self.read(indices[place])
+                else:
+                    self._slots.require(indices[place])
             slots = self._slots.array[indices]
-            shards = [kept.get(number) or self._open.columns_of(number) for number in (slots >> ROW_BITS).tolist()]
-            found: dict[str, list[Any]] = rows_of(shards, (slots & ROW_MASK).tolist())
+            numbers, rows = (slots >> ROW_BITS).tolist(), (slots & ROW_MASK).tolist()
+            shards = [kept.get(number) or self._open.columns_of(number) for number in numbers]
+            found: dict[str, list[Any]] = rows_of(shards, rows)
+            for place in () if self._listed else new:
+                self._check_row(numbers[place], rows[place], [found[name][place] for name in found])
+                verified[indices[place]] = 1
             for group in self._listed:
                 found |= self._stored[group].of_batch(self._listed_columns(group, np.asarray(indices)))
         except (IndexError, CacheError):  # met again, and named, by `read`
             return None
         return SampleBatch(found, len(indices))
+
+    def _check_row(self, number: int, row: int, values: Sequence[Array]) -> None:
+        """Raises CacheCorruptError where what the groups of a sample hold is not what was written."""
+        start = 0
+        for group in self._files.together:
+            shard = self._open.get(group, number)
+            stop = start + len(shard.tensors)
+            shard.check_row(row, values[start:stop])
+            start = stop
 
     def _listed_columns(self, group: Group, indices: Ints) -> dict[str, list[Any]]:
         """Returns of each field of a group a tuple a sample, an array an item; IndexError where not one has an item."""
@@ -278,7 +294,7 @@ class Cache(ByHand):
                 raise self._no_item(group, index, f"it names shard {slot >> ROW_BITS}, row {slot & ROW_MASK}") from err
             values = shard.row(row)
             if not is_verified:
-                shard.check_row(row, values)
+                shard.check_row(row, [*values.values()])
             rows.append(values)
         try:
             return self._stored[group].sample(sample, rows)
@@ -394,7 +410,7 @@ class Cache(ByHand):
         slot = self._slot_at[index]
         shard, row = self._open.get(TEXT, slot >> ROW_BITS), slot & ROW_MASK
         found = shard.row(row)
-        shard.check_row(row, found)
+        shard.check_row(row, [*found.values()])
         return found, shard.string("text", row)
 
     def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:

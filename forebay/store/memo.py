@@ -26,14 +26,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 
 from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError
-from forebay.store.files import hash_opened, is_temporary, write_bytes
+from forebay.store.files import hash_opened, is_temporary, write_all, write_aside
 from forebay.store.layout import NOTES, PLANS, Array
 from forebay.store.remote.raw.raw_sources import place_of, source_stat, stat_of_status
 from forebay.terminal import Progress
@@ -170,23 +170,28 @@ class Memo:
 
         stats: as they are now, where somebody has just looked; zeros of what is not there.
         """
-        order = self._order
+        is_wanted = np.full(len(self._records), paths is None)
         if paths is not None:
             stats = stats_of(paths)[0] if stats is None else stats  # what is not there is not known either
             objects = np.flatnonzero(stats[:, 0] < 0).tolist()
             twins = [twin for number in objects if (twin := _etag_stat(paths[number])) is not None]
-            found = (self._find(part) for part in (stats, np.array(twins, np.int64).reshape(-1, 5)))
-            order = np.unique(np.concatenate([at[is_known] for at, is_known in found]))
-        order = order[np.lexsort([self._records["stat"][order, column] for column in (4, 3, 2, 1, 0)])]
-        buffer, state = io.BytesIO(bytes(16)), xxhash.xxh3_128()
-        buffer.seek(16)
+            for part in (stats, np.array(twins, np.int64).reshape(-1, 5)):
+                at, is_known = self._find(part)
+                is_wanted[at[is_known]] = True
+        buffer = io.BytesIO()
+        self._write(buffer, self._order[is_wanted[self._order]])
+        return buffer.getvalue()
+
+    def _write(self, file: BinaryIO, order: Array) -> None:
+        """Writes entries, a block at a time, and their digest before them."""
+        state = xxhash.xxh3_128()
+        write_all(file, bytes(state.digest_size))
         for start in range(0, len(order), _LOOKED_UP):
             block = self._records[order[start : start + _LOOKED_UP]].tobytes()
             state.update(block)
-            buffer.write(block)
-        buffer.seek(0)
-        buffer.write(state.digest())
-        return buffer.getvalue()
+            write_all(file, block)
+        file.seek(0)
+        write_all(file, state.digest())
 
     def forget(self) -> None:
         """Gives its memory back: it knows nothing any more, and takes its file in again before it is written."""
@@ -230,7 +235,8 @@ class Memo:
             self.add_file(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(self.path, self.dump())
+            with write_aside(self.path) as file:
+                self._write(file, self._order)
             self._saved = stat_now(self.path)
         except OSError as err:
             logger.info("hashes are not kept: %s: %s", self.path, err.strerror)

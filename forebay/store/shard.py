@@ -214,9 +214,9 @@ class Shard:
         """Takes the pages of the file out of this process's memory; what is read again is mapped again."""
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
-    def check_row(self, index: int, row: Mapping[str, Array]) -> None:
-        """Raises CacheCorruptError where the row's bytes are not those that were hashed."""
-        computed = sample_hash(list(row.values()))
+    def check_row(self, index: int, values: Sequence[Array]) -> None:
+        """Raises CacheCorruptError where the bytes of a row's tensor fields, in their order, are not those hashed."""
+        computed = sample_hash(values)
         stored = int(self.hashes[index])
         if computed != stored:
             raise _refused(

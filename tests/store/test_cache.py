@@ -288,6 +288,10 @@ def test_every_damaged_sample_is_found_at_its_first_read_and_no_other_is(copy: P
         ):
             cache.read(3)
     assert len(open_cache(copy, verify="never").read(3)) == 5
+    together, others = open_cache(copy), [index for index in range(NUM_SAMPLES) if index != 3]
+    assert together.read_batch([2, 3]) is None, "`read` says why"
+    assert together.read_batch(others) is not None
+    assert together.read_batch([3]) is None
 
 
 def test_verify_touch_hashes_a_sample_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,8 +309,12 @@ def test_verify_touch_hashes_a_sample_once(folder: Path, monkeypatch: pytest.Mon
     for _ in range(3):
         cache.read(4)
     assert len(calls) == 2  # once a group
-    open_cache(folder, verify="never").read(4)
-    assert len(calls) == 2
+    for _ in range(3):
+        cache.read_batch([4, 2])
+    cache.read(2)
+    assert len(calls) == 4
+    open_cache(folder, verify="never").read_batch([4])
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("name", ["audio.npy", "text.npy", "slots.npy"])

@@ -156,10 +156,10 @@ def test_a_root_that_cannot_be_written_is_no_error(
 ) -> None:
     wanted = [hash_file(path) for path in files]
 
-    def refused(path: Path, data: bytes) -> None:
+    def refused(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(memo_module, "write_bytes", refused)  # rights do not hold the tests' user, where that is root
+    monkeypatch.setattr(memo_module, "write_aside", refused)  # rights do not hold the tests' user, where that is root
     memo = Memo(root)
     assert memo.hashes(files) == wanted
     assert memo.known(files[0]) == wanted[0]

@@ -55,7 +55,7 @@ def problems(shard: Shard) -> dict[int, str]:
     found: dict[int, str] = {}
     for index in range(shard.entry.rows):
         try:
-            shard.check_row(index, shard.row(index))
+            shard.check_row(index, [*shard.row(index).values()])
         except CacheCorruptError as err:
             found[index] = str(err)
     return found
@@ -72,7 +72,7 @@ def test_rows_come_back_bit_for_bit(rows: Rows) -> None:
         assert (entry.rows, entry.key, entry.size_bytes) == (len(rows), KEY, path.stat().st_size)
         for index, row in enumerate(rows):
             values = shard.row(index)
-            shard.check_row(index, values)
+            shard.check_row(index, [*values.values()])
             assert list(values) == [field.name for field in TENSORS]
             for field in TENSORS:
                 wanted = expected(row, field)
@@ -251,10 +251,10 @@ def test_a_group_without_tensors_is_checked_by_its_hashes(tmp_path: Path) -> Non
     entry = write_shard(tmp_path / "a.tdz", fields, [{"text": "one"}, {"text": "two"}], key=KEY)
     shard = Shard(tmp_path / "a.tdz", entry, fields)
     assert shard.row(1) == {}
-    shard.check_row(1, {})
+    shard.check_row(1, [])
     flip(tmp_path / "a.tdz", entry.hash_offset + 8, 1)
     with pytest.raises(CacheCorruptError, match=rf"row 1 \(bytes from {entry.hash_offset + 8}\)"):
-        Shard(tmp_path / "a.tdz", entry, fields).check_row(1, {})
+        Shard(tmp_path / "a.tdz", entry, fields).check_row(1, [])
 
 
 def test_fields_of_a_group_end_with_the_failure() -> None:

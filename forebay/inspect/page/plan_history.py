@@ -227,7 +227,7 @@ def _segment(columns: PageColumns, index: int) -> PackSegment:
     slot = int(columns.cache.slots[index])
     shard, row = columns.cache.shard("text", slot >> ROW_BITS), slot & ROW_MASK
     values = shard.row(row)
-    shard.check_row(row, values)
+    shard.check_row(row, [*values.values()])
     ids = values["input_ids"]
     edges = np.flatnonzero(np.diff(np.concatenate(([0], ids == image_id, [0])).astype(np.int8))).reshape(-1, 2)
     return PackSegment(index=index, length=length, images=tuple((int(a), int(b)) for a, b in edges))
