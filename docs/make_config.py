@@ -18,6 +18,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from forebay.config.load import OF_NO_FILE
 from forebay.config.plan import KINDS
 from forebay.config.tree import Config
 from forebay.steps.step import TextStep
@@ -129,7 +130,10 @@ def _section(owner: Any, name: str) -> Iterator[str]:
         if sections:
             is_list = tuple in map(get_origin, (hints[field.name], *get_args(hints[field.name])))
             inner += [(f"[[{dotted}]]" if is_list else f"[{dotted}]", section) for section in sections]
-        elif (owner, field.name) != (Config, "path") and (name, field.name) != ("plan", "kind"):
+        elif field.name not in OF_NO_FILE and (name, field.name) != (
+            "plan",
+            "kind",
+        ):
             yield _row(field, hints[field.name], documented[field.name])
     if name in OF_SECTION:
         yield from _step_settings(*OF_SECTION[name])

@@ -27,7 +27,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
     arguments = Seq2SeqTrainingArguments(
-        output_dir=config.train.output_dir,
+        output_dir=f"{config.train.output_dir}/{config.name}-seq2seq",
         max_steps=config.train.max_steps,
         learning_rate=config.train.learning_rate,
         eval_strategy="steps",

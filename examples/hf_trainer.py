@@ -29,7 +29,7 @@ def main(config_path: str, overrides: list[str], *, resume: bool = False) -> lis
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
     arguments = TrainingArguments(
-        output_dir=config.train.output_dir,
+        output_dir=f"{config.train.output_dir}/{config.name}-hf",  # a config a folder: --resume takes what lies there
         max_steps=config.train.max_steps,
         learning_rate=config.train.learning_rate,
         warmup_steps=config.train.warmup_steps,

@@ -34,7 +34,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
         **{"min_pixels": 16_384, "max_pixels": 131_072},
     )
     arguments = TrainingArguments(
-        output_dir=config.train.output_dir,
+        output_dir=f"{config.train.output_dir}/{config.name}-qwen",
         max_steps=config.train.max_steps,
         learning_rate=config.train.learning_rate,
         per_device_train_batch_size=4,

@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 import sys
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator
@@ -117,6 +118,13 @@ def from_here(path: str | os.PathLike[str]) -> str:
     """Returns a path as a person would write it from the current folder."""
     here, name = os.getcwd(), os.fspath(path)
     return os.path.relpath(name, here) if name.startswith(here + os.sep) else name
+
+
+def quoted(text: str) -> str:
+    """Returns a text as one word of bash; one that no terminal shows is written byte by byte."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(text)) + "'"
 
 
 class VisibleStream:

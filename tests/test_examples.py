@@ -155,7 +155,7 @@ def run_here(
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    overrides = [f"run.cache_root={folder}/caches", f"train.output_dir={folder}/runs/{example}"]
+    overrides = [f"run.cache_root={folder}/caches", f"train.output_dir={folder}/runs"]  # one for all
     overrides += [f"train.max_steps={max_steps}", "train.learning_rate=0.0", *more]
     losses: list[float] = module.main(str(_ROOT / f"configs/{config}.toml"), overrides, **options)
     return losses
@@ -175,7 +175,7 @@ def test_trl_learns_from_texts_and_from_images_and_resumes(folder: Path, config:
         more += [f"train.model={folder}/llama", "train.init=random", "plan.batch_tokens=128"]
     whole = run_here("hf_sft_trainer", folder / config, *more, max_steps=3, config=config)
     assert len(set(whole)) == 3
-    shutil.rmtree(folder / config / "runs/hf_sft_trainer/checkpoint-3")
+    shutil.rmtree(folder / config / f"runs/{config}-sft/checkpoint-3")
     assert run_here("hf_sft_trainer", folder / config, *more, max_steps=3, config=config, resume=True) == whole
 
 
@@ -219,9 +219,9 @@ def test_trl_goes_on_with_one_rank_where_two_stopped(folder: Path) -> None:
     one = [*more, "train.grad_acc=2"]
     whole = run_here("hf_sft_trainer", place, *one, max_steps=3)
     shutil.rmtree(place / "runs")
-    options = [f"run.cache_root={place}/caches", f"train.output_dir={place}/runs/hf_sft_trainer", "train.max_steps=3"]
+    options = [f"run.cache_root={place}/caches", f"train.output_dir={place}/runs", "train.max_steps=3"]
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node", 2, "--standalone")
     outcome = python(*launcher, "examples/hf_sft_trainer.py", "configs/demo_vision.toml", *options, *more)
     assert outcome.returncode == 0, outcome.stderr[-4000:]
-    shutil.rmtree(place / "runs/hf_sft_trainer/checkpoint-3")
+    shutil.rmtree(place / "runs/vqa-sft/checkpoint-3")
     assert run_here("hf_sft_trainer", place, *one, max_steps=3, resume=True) == pytest.approx(whole, abs=1e-3)

@@ -217,8 +217,7 @@ def test_the_command_line_names_the_code_behind_the_message(tmp_path: Path, caps
         (OSError(errno.ENOSPC, "No space left on device", "x"), 1, "  FB307: forebay explain FB307"),
         (OSError(errno.EACCES, "Permission denied", "x"), 1, "  FB306: forebay explain FB306"),
         (OSError(errno.EIO, "Input/output error"), 1, "  FB001: forebay explain FB001"),
-        # Without --resume a run begins anew, and the checkpoints of the one before it go.
-        (KeyboardInterrupt(), 130, f"forebay: {program._INTERRUPTED}"),
+        (OSError(errno.EFBIG, "File too large", "x"), 1, "  FB307: forebay explain FB307"),
     ],
 )
 def test_each_end_of_a_command_has_its_topic(

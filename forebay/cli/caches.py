@@ -53,7 +53,7 @@ class PushCommand(CacheCommand):
         if is_url(source):
             raise ConfigError(f"{source} lies in a store; a push takes a folder of this machine, and a pull makes one")
         if Path(source).is_dir():
-            folder, settings, default = Path(source), read_remote(self.set), None
+            folder, settings, default, named = Path(source), read_remote(self.set), None, self.config
         else:
             if not Path(source).exists():
                 raise ConfigError(f"{source}: no such cache or config; see what there is: forebay cache ls")
@@ -63,9 +63,9 @@ class PushCommand(CacheCommand):
                 raise ConfigError(
                     f"{source}: its cache lies in a store already: {sealed.url}; to have it here: cache pull"
                 )
-            folder, settings, default = sealed.folder, config.remote, config.remote_root
+            folder, settings, default, named = sealed.folder, config.remote, config.remote_root, config.named
         if (place := self.url or (default and f"{default}/")) is None:
-            raise ConfigError(f"where to? For example: forebay cache push {self.config} s3://bucket/caches/")
+            raise ConfigError(f"where to? For example: forebay cache push {named} s3://bucket/caches/")
         return self._send(folder, place_below(place, folder.name), settings)
 
     def _send(self, folder: Path, place: str, settings: RemoteConfig) -> int:

@@ -272,7 +272,7 @@ class DiffCommand(_RootCommand):
 class VerifyCommand(_RootCommand):
     """Re-hash every byte of caches; ends with 1 where something is wrong, and says what and how to mend it."""
 
-    places: list[str] = argument("CACHE|CONFIG", _CACHE, nargs="*", completes=True)
+    places: list[str] = argument("CACHE|ROOT|CONFIG", f"{_CACHE}; a root: all of its caches", nargs="*", completes=True)
     all: bool = option("every cache of the root: --cache-root, else ./caches")
 
     def run(self) -> int:
@@ -291,19 +291,21 @@ class VerifyCommand(_RootCommand):
         from forebay.caches.root_items import opened_root
         from forebay.caches.survey import survey
         from forebay.store.lookup import mirrored
+        from forebay.store.metadata import root_hint
         from forebay.store.remote.mirror import cache_folder
 
         settings = read_remote(self.set)
-        if self.all:
-            with opened_root(self.cache_root or "caches", settings) as root:
+        roots = [self.cache_root or "caches"] if self.all else [text for text in self.places if root_hint(Path(text))]
+        for named in roots:
+            with opened_root(named, settings) as root:
                 places = [f"{root.place}/{item.name}" for item in survey(root).caches]
             if not places:
                 raise CacheNotFoundError(f"no cache is in {root.place}; name a cache root: --cache-root DIR")
             yield from ((cache_folder(place, settings), place, None) for place in places)
-        for text in self.places:
+        for text in (text for text in self.places if text not in roots):
             found = self.named(text)
             if isinstance(found, str):
                 yield cache_folder(found, settings), found, None
             else:
                 sealed = self.sealed(found)
-                yield mirrored(sealed, found.remote).folder, sealed.place, text
+                yield mirrored(sealed, found.remote).folder, sealed.place, found.named

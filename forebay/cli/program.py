@@ -67,7 +67,7 @@ def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
 
 
 _STOPS_WITHIN_S = 1.5
-_INTERRUPTED = "interrupted; what was finished is kept, run the command again to go on (forebay train: with --resume)"
+_INTERRUPTED = "interrupted; what was finished is kept, run the command again to go on"
 _ABOUT = """From recordings, texts and images to a cache once, and from a cache to batches many times.
 A folder of data becomes a config by `forebay init DATA`; what a command takes: forebay COMMAND --help"""
 _CODES = """exit codes: 0 done, 1 failed, 2 bad config or usage, 3 no cache under `require`, 130 interrupted, 141 nobody
@@ -79,10 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # a process of its own
         own_process()
         atexit.register(gc.freeze)  # looking through all that there is at its end takes a tenth of a small command
-    with visible_output(), _prompt_interrupt():
+    given = sys.argv[1:] if arguments is None else arguments
+    # Without --resume a run begins anew, and the checkpoints of the one before it go.
+    interrupted = _INTERRUPTED + ", with --resume" * (list(given[:1]) == ["train"])
+    with visible_output(), _prompt_interrupt(interrupted):
         try:
             try:
-                return _run(arguments)
+                return _run(given)
+            except KeyboardInterrupt:
+                if arguments is None:  # it is over: a second Ctrl-C would only show where
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
+                return _fail(interrupted, INTERRUPTED)
             finally:
                 sys.stdout.flush()  # a reader that has gone is met here, not when the interpreter ends
         except BrokenPipeError as err:
@@ -93,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _prompt_interrupt() -> Iterator[None]:
+def _prompt_interrupt(said: str) -> Iterator[None]:
     """Ends the process soon after Ctrl-C, whatever it waits for: a native call (a GET that hangs) sees no signal.
 
     All that is written is right after a crash at any instant, so nothing is lost. The process ends also where the
@@ -105,7 +112,9 @@ def _prompt_interrupt() -> Iterator[None]:
     told, tells = socket.socketpair()
     tells.settimeout(0)
     before, is_over = signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False), threading.Event()
-    threading.Thread(target=_end_after_interrupt, args=(told, is_over), name="forebay-interrupt", daemon=True).start()
+    threading.Thread(
+        target=_end_after_interrupt, args=(told, is_over, said), name="forebay-interrupt", daemon=True
+    ).start()
     try:
         yield
     finally:
@@ -114,21 +123,20 @@ def _prompt_interrupt() -> Iterator[None]:
         tells.close()
 
 
-def _end_after_interrupt(told: socket.socket, is_over: threading.Event) -> None:
+def _end_after_interrupt(told: socket.socket, is_over: threading.Event, said: str) -> None:
     with told:
         while signal.SIGINT not in (numbers := told.recv(64)):
             if not numbers:
                 return
-    time.sleep(_STOPS_WITHIN_S)
+        time.sleep(_STOPS_WITHIN_S)  # open: the interpreter would complain of a second Ctrl-C that is told nobody
     if not is_over.is_set():
-        os.write(2, f"forebay: {_INTERRUPTED}\n".encode())
+        os.write(2, f"forebay: {said}\n".encode())
     elif all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate()):
         return  # the interpreter waits for none of these; perhaps `main` was called from Python, which goes on
     os._exit(INTERRUPTED)
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    given = sys.argv[1:] if arguments is None else arguments
+def _run(given: Sequence[str]) -> int:
     options = make_parser(_NAMES & {*given}).parse_args(given)
     if "shell" in options:
         return _guarded(lambda: _completion(make_parser(), options.shell))
@@ -190,11 +198,10 @@ def _guarded(action: Callable[[], int]) -> int:
         if is_refusal(err):
             return _fail(refusal(err), FAILED, code="FB306")
         where = f": {err.filename}" if err.filename else ""
-        code = "FB307" if err.errno in (errno.ENOSPC, errno.EDQUOT) else "FB001"
-        said = f"{err.strerror or err}{where}; what was finished is kept, run the command again"
+        code = "FB307" if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "FB001"
+        bound = " (the bound of this shell, ulimit -f, or of the file system)" if err.errno == errno.EFBIG else ""
+        said = f"{err.strerror or err}{where}{bound}; what was finished is kept, run the command again"
         return _fail(said, FAILED, code=code)
-    except KeyboardInterrupt:
-        return _fail(_INTERRUPTED, INTERRUPTED)
 
 
 def _fail(message: object, status: int, *, code: str | None = None) -> int:

@@ -23,6 +23,8 @@ from forebay.errors import ConfigError
 
 _NO_FILE = "CONFIG"
 """The name, in messages, of a config that is no file: a user who has it in a file knows which one is meant."""
+OF_NO_FILE = {"path", "given"}
+"""Fields of `Config` that no file has."""
 _MAX_PROBLEMS = 20
 """Problems of one file that a message lists."""
 _TO_LOADER = (
@@ -85,7 +87,7 @@ def read_config(
                 "it names, write it under [run] there",
                 code="FB110",
             )
-    return parse_config(document, path=path, check=check)
+    return dataclasses.replace(parse_config(document, path=path, check=check), given=tuple(overrides))
 
 
 def _plain(value: Any) -> Any:
@@ -124,8 +126,8 @@ def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None
     """Returns the config of a parsed document. path: names it, and anchors relative paths. check: see `read_config`."""
     from pydantic import ValidationError  # not at import: opening a cache must not load pydantic
 
-    if "path" in document:
-        raise ConfigError(f"{path}: unknown field path", code="FB101")
+    if own := OF_NO_FILE & document.keys():
+        raise ConfigError(f"{path}: unknown field {min(own)}", code="FB101")
     _refuse_foreign(document, "", path)
     sections = {name: values for name, values in document.items() if check and isinstance(values, Mapping)}
     found = [line for name, values in sections.items() if check for line in check(name, values)]
@@ -273,7 +275,7 @@ def _unknown(names: Sequence[str], owner: Any) -> str:
 
 
 def _names(owner: Any) -> list[str]:
-    return [f.name for f in dataclasses.fields(owner) if f.name != "path"]
+    return [f.name for f in dataclasses.fields(owner) if f.name not in OF_NO_FILE]
 
 
 def _locate(place: Sequence[str | int]) -> tuple[list[str], Any]:

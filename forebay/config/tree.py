@@ -16,6 +16,7 @@ from forebay.config.frozen_models import ModelConfig, TokenPattern
 from forebay.config.plan import ByKind, MixtureConfig, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig, is_url
 from forebay.config.train import OF_IMAGES, AugmentConfig, RunConfig, TrainConfig
+from forebay.visible import from_here, quoted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,6 +260,8 @@ class Config:
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     path: str = ""
     """The file it was read from, for messages; set by `load_config`."""
+    given: tuple[str, ...] = ()
+    """The overrides that it was read with, for messages; set by `load_config`."""
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "._-" for c in self.name) or self.name.startswith("."):
@@ -345,6 +348,15 @@ class Config:
     def codec(self) -> str | None:
         """How images lie on disk: the `codec` of the caches' metadata. None for audio and texts."""
         return self.vision.codec if self.vision and self.vision.images != "none" else None
+
+    @property
+    def named(self) -> str:
+        """The words of a command that mean this config: its file, and the overrides."""
+        words = [from_here(self.path)]
+        for override in self.given:
+            is_root = override.partition("=")[0].strip() == "run.cache_root"
+            words += ["--cache-root", from_here(self.run.cache_root)] if is_root else ["--set", override]
+        return " ".join(map(quoted, words))
 
     @property
     def cache_root(self) -> Path:

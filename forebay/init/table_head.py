@@ -192,7 +192,7 @@ def _members(path: Path) -> list[bytes]:
 
 def _delimited(path: Path, delimiters: str) -> TableHead:
     size = os.path.getsize(path)
-    lines = [line.decode("utf-8", "replace") for line in _some_lines(path, size)]
+    lines = [line.decode("utf-8", "replace") for line in _some_lines(path, size) if line.strip()]
     if not lines:
         raise ConfigError(f"{path} is empty; name a table with a header line")
     delimiter = max(delimiters, key=lambda each: (each in lines[0], _regularity(lines[:20], each)))
@@ -200,7 +200,7 @@ def _delimited(path: Path, delimiters: str) -> TableHead:
     rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == len(names))
     read = sum(len(line.encode("utf-8", "surrogateescape")) + 1 for line in lines[1:])
     num_lines, is_exact = _count(path, size, read / max(1, len(rest)))
-    # A quoted value may hold line ends, and lines may be blank.
+    # A quoted value may hold line ends.
     num_rows = len(rest) if num_lines == len(lines) else max(0, num_lines - 1)
     is_exact &= num_lines == len(lines) or len(rest) == len(lines) - 1
     return TableHead(path, "csv", tuple(names), rows, num_rows, is_exact=is_exact, delimiter=delimiter)
@@ -248,15 +248,11 @@ def _whole_lines(data: bytes, *, is_last: bool) -> list[bytes]:
 
 
 def _count(path: Path, size: int, line_bytes: float) -> tuple[int, bool]:
-    """Returns how many lines a file has, and whether they were counted."""
+    """Returns how many lines a file has that are not blank, and whether they were counted."""
     if size > _COUNTED_BYTES:
         return round(size / max(line_bytes, 1.0)), False
-    count, last = 0, b"\n"
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            count += block.count(b"\n")
-            last = block[-1:]
-    return count + (last != b"\n"), True
+        return sum(not line.isspace() for line in file), True
 
 
 NAMES: dict[str, list[str]] = {

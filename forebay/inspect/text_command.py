@@ -197,7 +197,7 @@ class _Opened:
         if not isinstance(step, Transcript):
             raise ConfigError(
                 f'{config.path} has text.prompt = "{step.name}", and forebay text shows transcripts; for samples: '
-                f"forebay inspect {from_here(config.path)} --sample 0"
+                f"forebay inspect {config.named} --sample 0"
             )
         looker = Looker(step, Path(config.text.tokenizer), needs_text=SOURCE_KINDS[config.source.kind].needs_text)
         return cls(config, recipe, looker, VocabularyPieces(looker.encoder.vocabulary))

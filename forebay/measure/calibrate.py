@@ -114,7 +114,7 @@ def _checked(config: Config) -> ModelFacts:
         raise ConfigError(
             f'{config.path}: plan.kind is "{config.plan.kind}", whose batches have no range of length to calibrate a '
             'batch size for; set plan.kind = "bucket" with edges_s, and no window, then run: forebay calibrate '
-            f"{from_here(config.path)}"
+            f"{config.named}"
         )
     if config.train.model is None:
         raise ConfigError(
@@ -340,7 +340,7 @@ def _sizes(config: Config, source: SampleSource, options: CalibrateOptions, *, n
         names = _chosen(options.buckets, names)
         if missing := [name for name in names if not isinstance(entries.get(name, {}).get("batch_size"), int)]:
             raise ConfigError(
-                f"--bucket {missing[0]}: {file} has no batch_size of it; run: forebay calibrate {config.path} "
+                f"--bucket {missing[0]}: {file} has no batch_size of it; run: forebay calibrate {config.named} "
                 f"--bucket {missing[0]}"
             )
         return {name: entries[name]["batch_size"] for name in names}

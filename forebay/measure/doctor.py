@@ -36,7 +36,6 @@ from forebay.measure.predict import Skip, StepTime, StepTimes
 from forebay.steps.recipe import load_config, plan_example
 from forebay.store.files import temporary_name
 from forebay.terminal import Progress
-from forebay.visible import from_here
 
 _GRACE_S = 24.0
 """Beside `--seconds`, for imports, listing, models, and arms that hang; the rest of 30 s is the caller's own start."""
@@ -290,7 +289,7 @@ def _require_data(found: MeasuredArms, config: Config) -> None:
     if any(map(is_url, config.source.manifests)):
         raise ConfigError(
             f"{config.path}: source.manifest is a URL and no cache of it is sealed, so all that could be measured is "
-            f"the download; build the cache first: forebay preprocess {from_here(config.path)}, or fetch the data: "
+            f"the download; build the cache first: forebay preprocess {config.named}, or fetch the data: "
             "forebay fetch"
         )
     if config.mixture.source:
@@ -366,7 +365,7 @@ def _by_hand(config: Config, settings: Mapping[str, Any]) -> str:
 def _flat(config: Config) -> dict[str, str]:
     return {
         f"{section}.{key}": repr(value)
-        for section, values in dataclasses.asdict(dataclasses.replace(config, path="")).items()
+        for section, values in dataclasses.asdict(dataclasses.replace(config, path="", given=())).items()
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
     }
 

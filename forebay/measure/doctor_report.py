@@ -53,7 +53,7 @@ def _step(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         return
     yield Advice(
         text="the step is the bottleneck: data can be no faster",
-        line=f"forebay train {from_here(config.path)} --profile 5",
+        line=f"forebay train {config.named} --profile 5",
         gain=f"the device waits {percent(now.idle)} of the time",
         sure="measured" if now.sure == "measured" else "extrapolated",
     )
@@ -72,7 +72,7 @@ def _build(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         return
     yield Advice(
         text="build the cache",
-        line=f"forebay preprocess {from_here(config.path)}",
+        line=f"forebay preprocess {config.named}",
         gain=", ".join([_change(now, then), *cost]),
         rank=saved,
     )
@@ -179,7 +179,6 @@ def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
 
 
 def _storage(found: MeasuredArms, config: Config) -> Iterator[Advice]:
-    path = from_here(config.path)
     now = found.now
     if now is None:
         return
@@ -189,7 +188,7 @@ def _storage(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         fix = ("copy the cache to a disk of this machine", 'forebay cache pull CACHE, or plan.locality = "shards:16"')
     elif not found.is_sealed and found.raw_read is not None and found.raw_read.cold_ms is not None:
         warm, cold, what = found.raw_read.warm_ms, found.raw_read.cold_ms, "raw data"
-        fix = ("copy the raw data to a disk of this machine, or build the cache", f"forebay preprocess {path}")
+        fix = ("copy the raw data to a disk of this machine, or build the cache", f"forebay preprocess {config.named}")
     else:
         return
     hands = max(found.num_threads, 1)

@@ -67,7 +67,7 @@ class Run:
         if options.part is not None and options.part[1] > made.num_shards:
             raise ConfigError(
                 f"--shards {options.part[0]}::{options.part[1]}: {config.path} has {made.num_shards} shards, and more "
-                f"parts than shards leave some without work; run: forebay preprocess {config.path} --shards I::N with "
+                f"parts than shards leave some without work; run: forebay preprocess {config.named} --shards I::N with "
                 f"N of at most {made.num_shards}"
             )
         self.num_shards = made.num_shards
@@ -87,7 +87,7 @@ class Run:
         """Makes what is missing of this run's shards, and the sealed cache if no shard is missing then."""
         self._check_failures(len(self.failures))
         with self.workspace.occupied(), self._driving(), self._part_log() as log:
-            require_same_machine(str(self.config.path), self.workspace.folder, self.constants.groups)
+            require_same_machine(self.config.named, self.workspace.folder, self.constants.groups)
             self._collect()
             missing = [cut for cut in self._mine() if cut.key not in self.workspace.receipts]
             if self.options.seal_only:
@@ -113,7 +113,7 @@ class Run:
                 logger.warning(differ, group, standing.place, self.probe[group], stored, group)
         if not self.options.rebuild:
             stored_constants = standing.metadata["constants"]
-            require_promise(self.config.path, stored_constants, self.constants.groups, where=f"in {standing.place}")
+            require_promise(self.config.named, stored_constants, self.constants.groups, where=f"in {standing.place}")
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """The work that `run` would do, and the size of the cache; raises BuildError where `run` stops at once."""
@@ -236,7 +236,7 @@ class Run:
         if self.runner is self.pool or self.workspace.stage is not None:
             yield
             return
-        with sole_driver(self.workspace.folder, config=str(self.config.path)) as self.token:
+        with sole_driver(self.workspace.folder, config=self.config.named) as self.token:
             yield
 
     def _on_node(self) -> Callable[[ShardTask], Any]:
@@ -250,7 +250,7 @@ class Run:
             driver=socket.gethostname(),
             token=self.token,
             stores=() if self.workspace.stage is not None else stores_of(self.listing.files),
-            config=str(self.config.path),
+            config=self.config.named,
         )
 
     def _here_first(self, cuts: Sequence[Cut]) -> list[Cut]:
@@ -284,8 +284,8 @@ class Run:
         stage = f" --stage {self.options.stage}" if self.options.stage else ""
         raise BuildError(
             f"--seal: {len(numbers)} of {self.num_shards} shards of {self.config.path} are not finished ({shown}); all "
-            f"others are kept; run the parts that are missing (forebay status {self.config.path} names them), or make "
-            f"them here: forebay preprocess {self.config.path}{stage}",
+            f"others are kept; run the parts that are missing (forebay status {self.config.named} names them), or make "
+            f"them here: forebay preprocess {self.config.named}{stage}",
             code="FB304",
         ) from gone
 
@@ -311,7 +311,7 @@ class Run:
         return (
             f"{err} at {name} ({task.group} shard of {task.files[0].name}, row {err.position}); finished shards "
             f"are kept. If that is to blame, leave it out: [source] exclude = [{excluded}] in {self.config.path}; "
-            f"then run: forebay preprocess {self.config.path}"
+            f"then run: forebay preprocess {self.config.named}"
         )
 
     def _note(self, receipt: Receipt) -> None:
@@ -329,8 +329,8 @@ class Run:
         more = f"\n  and {rest} more" if rest > 0 else ""
         raise BuildError(
             f"{count} of {rows} samples are bad so far; run.max_failed_share = {share} allows {int(share * rows)}; "
-            f"finished shards are kept:{listed}{more}\nmend them, or allow more: forebay preprocess {self.config.path} "
-            f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}",
+            f"finished shards are kept:{listed}{more}\nmend them, or allow more: forebay preprocess "
+            f"{self.config.named} --set run.max_failed_share={min(1.0, 2 * count / rows):.3g}",
             code="FB301",
         )
 
@@ -345,7 +345,7 @@ class Run:
             raise BuildError(
                 f"the files that {changed[0]['field']} of {self.config.path} names changed during the build (digest "
                 f"{changed[0]['stored']}, now {changed[0]['wanted']}): nothing is sealed, finished shards are kept; "
-                f"run: forebay preprocess {self.config.path}",
+                f"run: forebay preprocess {self.config.named}",
                 code="FB303",
             )
         return stats
@@ -404,7 +404,7 @@ class Run:
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:
             raise BuildError(
-                f"a finished shard vanished from {self.workspace.name}; run: forebay preprocess {self.config.path}"
+                f"a finished shard vanished from {self.workspace.name}; run: forebay preprocess {self.config.named}"
             ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.workspace.folder))
         target = self._target(None)
         return self._to_be(self._report(target, sealed=False), target)

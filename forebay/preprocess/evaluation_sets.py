@@ -322,7 +322,7 @@ def _seal(folder: Filling, config: Config, listing: Listing, draws: Sequence[Dra
     if not num_samples:
         raise BuildError(
             f"{config.path}: no sample is left of {len(listing.rows)}; mend what was left out, or change the filters "
-            f"of [source]; what a build leaves out, and why: forebay preprocess {config.path}"
+            f"of [source]; what a build leaves out, and why: forebay preprocess {config.named}"
         )
     index = _write_index(folder, entries)
     folder.seal(

@@ -99,7 +99,7 @@ def _hashed_manifest(
         logger.warning("%s was changed while it was listed: it is listed again", moved)
     raise BuildError(
         f"{moved} changed each of {_LISTINGS} times that it was listed; wait until nothing writes to it, then run: "
-        f"forebay preprocess {config.path}",
+        f"forebay preprocess {config.named}",
         code="FB303",
     )
 

@@ -78,14 +78,14 @@ def check_options(config: Config, options: Options) -> None:
         raise ConfigError(
             f"--shards: the cache root is {config.remote_root}, and the parts of other nodes are not seen from here; "
             f"put their shards into the bucket: --stage URL, or build below a folder that all jobs share, then push "
-            f"the cache: forebay preprocess {config.path} --cache-root DIR --shards I::N, forebay cache push DIR/NAME "
+            f"the cache: forebay preprocess {config.named} --cache-root DIR --shards I::N, forebay cache push DIR/NAME "
             f"{config.remote_root}/NAME"
         )
     if options.runner != "local" and options.stage is None and config.remote_root is not None:
         raise ConfigError(
             f"--runner {options.runner}: the cache root is {config.remote_root}, and what stands for it on this node "
             "is not seen by the others; give a place in its bucket for finished shards: forebay preprocess "
-            f"{config.path} --runner {options.runner} --stage URL, or a folder that all nodes share: --cache-root DIR"
+            f"{config.named} --runner {options.runner} --stage URL, or a folder that all nodes share: --cache-root DIR"
         )
 
 
@@ -94,7 +94,7 @@ def require_whole(config: Config, standing: Sealed, options: Options) -> None:
 
     It is compared by a listing, with `verify` byte for byte. No command changes it: others may be reading it.
     """
-    again = f"remove all below {standing.place}/, then run: forebay preprocess {config.path}"
+    again = f"remove all below {standing.place}/, then run: forebay preprocess {config.named}"
     if options.rebuild:
         raise BuildError(
             f"--rebuild: {standing.place} is sealed, and no node can tell whether others are reading it; {again}"
@@ -120,7 +120,8 @@ def pushed(config: Config, report: BuildReport, options: Options) -> BuildReport
     except RemoteError as err:
         if not isinstance(err, RemoteExistsError) or key_there(url, config.remote) != report.key:
             err.add_note(
-                f"the cache is sealed in {from_here(folder)}; to push what is missing: forebay preprocess {config.path}"
+                f"the cache is sealed in {from_here(folder)}; to push what is missing: forebay preprocess "
+                f"{config.named}"
             )
             raise
         logger.warning("another builder has pushed %s meanwhile: that one is used", url)
@@ -217,6 +218,9 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             remove_prepared(config, recipe)
             Workspace(workspace_folder(config, standing.key)).remove()
             remove_stage(config, options, recipe, workspace_folder(config, standing.key).name)
+        elif config.codec is not None or config.model:
+            again = "the cache is sealed, so no codec and no model is tried; to try: forebay preprocess %s --rebuild %s"
+            logger.warning(again, config.named, "--dry-run")
         return BuildReport.of_standing(standing, seconds=time.monotonic() - started_s)
     _require(config, recipe)
     if not options.dry_run:

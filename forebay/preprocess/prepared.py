@@ -164,7 +164,7 @@ def require_parts(config: Config, num_parts: int, num_shards: int) -> None:
     if num_parts > num_shards:
         raise ConfigError(
             f"--array {num_parts}: {config.path} has {num_shards} shards, and more parts than shards leave some "
-            f"without work; run: forebay preprocess {config.path} --runner slurm --array {max(1, num_shards)}"
+            f"without work; run: forebay preprocess {config.named} --runner slurm --array {max(1, num_shards)}"
         )
 
 
@@ -177,7 +177,7 @@ def require_key(config: Config, key: str, wanted: str | None) -> None:
         raise ConfigError(
             f"--key {wanted}: {config.path} gives key {key[:SHORT]} now, so its settings or its raw data are not those "
             f"that the other parts were started with; put them back, or start all parts again: forebay preprocess "
-            f"{config.path} --prepare (forebay key {config.path} --explain names what differs)",
+            f"{config.named} --prepare (forebay key {config.named} --explain names what differs)",
             code="FB311",
         )
 
@@ -192,7 +192,7 @@ def require_numerics(config: Config, made: Prepared, here: Mapping[Group, str], 
                 "libraries; run all parts on machines of one kind, with the same packages; what was finished is kept",
                 code="FB305",
             )
-    require_promise(config.path, made.constants.groups, constants.groups, where=f"on {made.host}")
+    require_promise(config.named, made.constants.groups, constants.groups, where=f"on {made.host}")
 
 
 def save(folder: Path, made: Prepared) -> None:

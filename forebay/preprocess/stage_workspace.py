@@ -256,7 +256,7 @@ _SUFFIX = "-stage"
 
 def check_stage(config: Config, text: str) -> None:
     """Raises ConfigError for a stage that is no folder of the bucket that the cache root lies in."""
-    command = f"forebay preprocess {config.path}"
+    command = f"forebay preprocess {config.named}"
     if not is_url(text):
         raise ConfigError(
             f"--stage {text} is a folder of this machine; where all nodes share it, no stage is needed: "

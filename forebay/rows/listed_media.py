@@ -23,6 +23,7 @@ from forebay.rows.audio_facts import NamedMembers, told_info
 from forebay.rows.equal_values import first_uses, share_groups
 from forebay.rows.listed_frames import Frames
 from forebay.rows.manifest import (
+    INLINE,
     ITEM_FACTS,
     ITEM_SCHEMAS,
     LISTS,
@@ -86,7 +87,9 @@ class LookTask:
 def item_name(file: SourceFile, member: str, *, offset: int, size: int, segment: Bounds | None = None) -> str:
     """Returns what to call an item: the file, the member or the row inside it, and which stretch of that it is."""
     name = shown_name(file)
-    if member:
+    if offset >= INLINE:
+        name = f"{name}, {member} (the data stands in the line)"
+    elif member:
         name = f"{name}:{member}"
     elif file.listed and size == WHOLE_FILE:
         name = f"{name}, row {place_row(offset) + 1}"

@@ -224,7 +224,7 @@ class AudioStep(ItemStep):
         raise NotImplementedError
 
     def refused(self, num_samples: int) -> DecodeError | None:  # noqa: ARG002
-        """Returns why no clip of so many samples is made, as far as nothing has to be loaded to know it."""
+        """Returns why no clip of so many samples is made, as far as its length says it."""
         return None
 
     @classmethod

@@ -311,7 +311,7 @@ def not_found_message(config: Config, lookup: Lookup) -> str:
         fields = "; ".join(difference(config, row) for row in lookup.differs[:4])
         fields += f"; and {len(lookup.differs) - 4} more" if len(lookup.differs) > 4 else ""
         text += f"; nearest is {lookup.nearest.name}" + (f", {fields}" if fields else "")
-    return f"{text}; run: forebay preprocess {config.path}"
+    return f"{text}; run: forebay preprocess {config.named}"
 
 
 def require(config: Config, lookup: Lookup) -> Sealed:
@@ -326,7 +326,7 @@ def _named_cache(config: Config) -> Sealed:
     url = parse_url(place) if is_url(place) else None
     folder = cache_folder(place, config.remote)
     if not folder.is_dir():
-        raise CacheNotFoundError(f"loader.cache_dir {folder} is not a folder; run: forebay preprocess {config.path}")
+        raise CacheNotFoundError(f"loader.cache_dir {folder} is not a folder; run: forebay preprocess {config.named}")
     metadata = read_metadata(folder)
     if "recipe" not in metadata:
         raise CacheMismatchError(f"loader.cache_dir {place} is not a cache: its metadata.json has no recipe")
@@ -399,7 +399,7 @@ def failures_of(config: Config, cache: Sealed) -> str | None:
     return (
         f"{cache.place} was sealed with {count} of {rows} samples bad ({reasons}), and run.max_failed_share = {share} "
         f"allows {int(share * rows)}; they are listed in {cache.folder / 'rejected.jsonl'}; mend them, or allow as "
-        f"many: forebay preprocess {config.path} --set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
+        f"many: forebay preprocess {config.named} --set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
     )
 
 

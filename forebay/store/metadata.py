@@ -128,7 +128,7 @@ def _read(path: AnyFile) -> bytes:
             raise CacheNotFoundError(f"{path.parent} is not a folder; run: forebay preprocess CONFIG") from err
         raise CacheIncompleteError(
             _cold_hint(path.parent)
-            or _root_hint(path.parent)
+            or root_hint(path.parent)
             or f"{path.parent} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG (of raw data: "
             "forebay init DIR)"
         ) from err
@@ -142,7 +142,7 @@ def _cold_hint(folder: Path) -> str | None:
         return None
 
 
-def _root_hint(folder: Path) -> str | None:
+def root_hint(folder: Path) -> str | None:
     """Advice if a folder is no cache but holds some."""
     try:
         caches = sorted(entry.name for entry in os.scandir(folder) if os.path.isfile(os.path.join(entry, FILE_NAME)))

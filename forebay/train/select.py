@@ -316,7 +316,7 @@ def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, s
 def where_it_lies(named: Config, config: Config) -> Config:
     """Returns a config that `config` names, with the cache root under which its cache is: its own, else `config`'s.
 
-    So `--cache-root` of a command, which no other config knows, holds for what the command reads. So does what
+    A root that the command gives (`--cache-root`) comes first: it holds for all that the command reads. So does what
     `[remote]` says of this node: its folder, its bound, its downloads. Only how the store of the named config is asked
     is said there, where it says anything.
     """
@@ -325,11 +325,16 @@ def where_it_lies(named: Config, config: Config) -> Config:
     says = there != {name: getattr(RemoteConfig(), name) for name in names}
     own = replace(named, remote=replace(config.remote, **there) if says else config.remote)
     other = replace(named, run=replace(named.run, cache_root=config.run.cache_root), remote=config.remote)
+    if other == own:
+        return own
+    root = [each for each in config.given if each.partition("=")[0].strip() == "run.cache_root"]
+    other = replace(other, given=(*named.given, *root))
+    first, last = (other, own) if root else (own, other)
 
     def is_under(each: Config) -> bool:
         return find_cache(each, recipe_of(each)).found is not None
 
-    return own if other == own else _by_rank_0(lambda: other if is_under(other) and not is_under(own) else own)
+    return _by_rank_0(lambda: last if is_under(last) and not is_under(first) else first)
 
 
 def open_by_config(place: str, config: Config) -> Cache:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import load_config
+from forebay.cli.options import ConfigCommand, command_of
+from forebay.cli.program import make_parser
 from forebay.config import BucketConfig, Config, parse_config
 from forebay.config.load import RENAMED
 from forebay.errors import ConfigError
@@ -248,6 +251,19 @@ def test_overrides_make_sections_win_over_the_file_and_over_earlier_ones(tmp_pat
 def test_a_malformed_override_is_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"override {override!r} is not section.field=value")):
         load(tmp_path, "", override)
+
+
+def test_the_words_of_a_command_mean_the_config_with_its_overrides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home := tmp_path / "a b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = load(home, "", 'source.languages=["en"]', "run.cache_root=its root")
+    words = shlex.split(config.named)
+    assert words == ["a b/config.toml", "--set", 'source.languages=["en"]', "--cache-root", "a b/its root"]
+    asked = command_of(make_parser().parse_args(["key", *words]))
+    assert isinstance(asked, ConfigCommand)
+    assert asked.loaded() == dataclasses.replace(config, given=asked.loaded().given)
 
 
 def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:

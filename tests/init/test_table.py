@@ -33,6 +33,8 @@ def test_line_ends_in_quotes_and_blank_lines_are_no_rows(tmp_path: Path) -> None
     assert (read_table(path).num_rows, read_table(path).is_exact) == (2, True)
     path.write_text("path,text\n" + '"a\nb.wav",one\n' * 10_000)
     assert not read_table(path).is_exact
+    (lines := tmp_path / "x.jsonl").write_text('{"audio": "a.wav"}\n\n  \r\n{"audio": "b.wav"}\n\n')
+    assert (read_table(lines).num_rows, read_table(lines).is_exact) == (2, True)
 
 
 def test_quotation_marks_of_a_tsv_are_text(tmp_path: Path) -> None:

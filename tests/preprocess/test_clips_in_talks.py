@@ -16,7 +16,7 @@ import torch
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache
-from forebay.train.select import make_loader
+from forebay.train.select import make_loader, select
 from tests.sound_families import QWEN2_AUDIO, clips, listed, random_model, said
 from tests.sound_talks import Talks, bad_rows, built, row
 from tests.vlm_families import write_family
@@ -80,7 +80,9 @@ def test_a_clip_is_stored_once_a_source_file_and_made_again_for_no_text(talks_of
     assert (report.shards_written, report.shards_linked) == (1, 1)
 
 
-def test_every_bad_row_has_its_reason_and_is_named_once(tmp_path: Path, talks_of: Callable[[str], Talks]) -> None:
+def test_every_bad_row_has_its_reason_and_is_named_once(
+    tmp_path: Path, talks_of: Callable[[str], Talks], caplog: pytest.LogCaptureFixture
+) -> None:
     talks = replace(talks_of("qwen2_audio"), root=tmp_path)
     (tmp_path / "qwen2_audio").symlink_to(talks_of("qwen2_audio").model)
     rows = bad_rows(tmp_path / "data")
@@ -93,6 +95,8 @@ def test_every_bad_row_has_its_reason_and_is_named_once(tmp_path: Path, talks_of
         row["id"]: row["id"].split()[0] for row in rows if row["id"] not in good
     }
     assert len(found) == sum(report.failed.values()) == len(rows) - len(good)
+    select(talks.config('loader.cache="off"'))
+    assert "clip_too_long 1," in caplog.records[-1].getMessage()  # by its length alone, as in the build
     said_of = {each["sample_id"]: each["message"] for each in found}
     for number, each in enumerate(rows, 1):
         if each["id"].startswith(("audio_count", "has_", "two_values")):

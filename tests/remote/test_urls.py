@@ -248,7 +248,7 @@ def test_what_was_built_and_not_pushed_is_found_first_and_pushed_by_the_next_run
     note = getattr(caught.value, "__notes__", [""])[0]
     assert note.startswith("the cache is sealed in ")
     assert name in note
-    assert note.endswith(f"to push what is missing: forebay preprocess {corpus.folder / 'config.toml'}")
+    assert note.endswith(f"to push what is missing: forebay preprocess {config.named}")
     assert not bucket.names(f"caches/{name}/metadata.json")
     proxy.clear()
     found = find(config).found

@@ -113,7 +113,7 @@ def test_a_miss_by_recipe_hashes_nothing_and_names_the_field(
     assert (
         f"no cache for recipe {recipe_of(wanted).key[:16]} in {wanted.cache_root}; nearest is made_up-train-" in message
     )
-    assert message.endswith(f"audio.n_mels differs (80 wanted, 128 stored); run: forebay preprocess {wanted.path}")
+    assert message.endswith(f"audio.n_mels differs (80 wanted, 128 stored); run: forebay preprocess {wanted.named}")
     with pytest.raises(CacheNotFoundError, match=r"audio\.n_mels differs \(80 wanted, 128 stored\)"):
         require(wanted, found)
 
@@ -270,7 +270,7 @@ def test_another_listing_misses_and_hashes_nothing(
     found = find(config)
     assert (found.found, found.state) == (None, "changed")
     assert field in [difference["field"] for difference in found.differs]
-    assert not_found_message(config, found).endswith(f"run: forebay preprocess {config.path}")
+    assert not_found_message(config, found).endswith(f"run: forebay preprocess {config.named}")
 
 
 def test_a_folder_that_gained_many_files_is_listed_a_few_times(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

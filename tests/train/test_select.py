@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_auto_goes_uncached_with_one_warning_that_names_the_command(
     assert source_kind(select(config)) == "uncached"
     [record] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "audio.sample_rate_hz differs (8000 wanted, 16000 stored)" in record.getMessage()
-    assert record.getMessage().endswith(f"run: forebay preprocess {config.path}")
+    assert record.getMessage().endswith(f"run: forebay preprocess {config.named}")
 
 
 def test_require_is_an_error_instead(corpus: Corpus) -> None:
@@ -123,8 +124,13 @@ def test_batches_go_where_the_caller_says(corpus: Corpus) -> None:
 def test_a_config_that_another_one_names_is_found_under_either_cache_root(corpus: Corpus, tmp_path: Path) -> None:
     """`--cache-root` is known to the config of the command alone, and holds for evaluation sets and mixtures too."""
     named, command = corpus.config(), corpus.config(f'run.cache_root="{tmp_path / "command"}"')
-    assert where_it_lies(named, command) == named
+    in_file = replace(command, given=())
+    assert where_it_lies(named, command) == command  # which says where a build goes, too
+    assert where_it_lies(named, in_file) == named
     build_here(command)
-    assert where_it_lies(named, command) == command
+    assert where_it_lies(named, in_file) == in_file
     build_here(named)
+    assert where_it_lies(named, command) == command
+    assert where_it_lies(named, in_file) == named
+    shutil.rmtree(tmp_path / "command")
     assert where_it_lies(named, command) == named

@@ -212,7 +212,10 @@ def test_the_loop_trains_on_speech_and_text_and_resumes_exactly(
         lines: list[StepLog] = []
         settings = [f"train.max_steps={steps}", "train.log_every=1", f'train.output_dir="{tmp_path / name}"']
         settings += ["train.warmup_steps=10", f'train.text_encoder="{text_encoder}"', "plan.batch_seconds=10"]
-        run(mixed_config(folder, *settings), resume=resume, log=lines.append)
+        report = run(mixed_config(folder, *settings), resume=resume, log=lines.append)
+        assert report is not None
+        assert sum(part["share"] for part in report.parts.values()) == pytest.approx(1, abs=1e-5)
+        assert sum(line.startswith("part ") for line in report.lines()) == 2
         return [line.loss for line in lines]
 
     whole = losses("whole", 8)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shlex
 import socket
 import subprocess
 import sys
@@ -36,7 +35,7 @@ from forebay.store.layout import BUILDING
 from forebay.store.seal import quick_problems
 from forebay.task_map import WorkerDied
 from forebay.terminal import CommandReport
-from forebay.visible import from_here, json_text
+from forebay.visible import from_here, json_text, quoted
 
 DEFAULT_PARTS = 64
 """Parts of an array that nobody has said the size of; fewer where there are fewer shards."""
@@ -76,11 +75,12 @@ class Job:
 class Submission(CommandReport):
     """The findings and acts of `forebay preprocess --runner slurm`; its fields are those of its JSON document.
 
-    sealed: the cache, if there is nothing to do. num_parts: of the whole array; parts: those that are to run, as sbatch
-    takes them. ids: of the jobs that were submitted, by name.
+    named: the config as words of a command. sealed: the cache, if there is nothing to do. num_parts: of the
+    whole array; parts: those that are to run, as sbatch takes them. ids: of the jobs that were submitted, by name.
     """
 
     config: str
+    named: str
     key: str | None
     sealed: str | None = None
     num_parts: int = 0
@@ -101,10 +101,10 @@ class Submission(CommandReport):
             yield f"submitted: {named}" + (f" (parts {self.parts} of {self.num_parts})" if self.parts else "")
             yield from self.notes
             yield f"logs: {from_here(self.logs)}"
-            yield f"to see how it goes: forebay status {shlex.quote(from_here(self.config))}"
+            yield f"to see how it goes: forebay status {self.named}"
 
     def _script(self) -> Iterator[str]:
-        again = f"forebay preprocess {quoted(from_here(self.config))} --runner slurm"
+        again = f"forebay preprocess {self.named} --runner slurm"
         yield "#!/bin/bash"
         yield f"# To submit these jobs, hand this text to bash, or run: {again} --submit"
         yield from (f"# {note}" for note in self.notes)
@@ -142,7 +142,7 @@ def planned(config: Config, asked: Asked) -> Submission:
     seen = seen_of(config, recipe)
     path = os.path.abspath(asked.config)
     if seen.sealed is not None and not quick_problems(seen.sealed.folder):
-        return Submission(config=path, key=seen.sealed.key, sealed=seen.sealed.place)
+        return Submission(config=path, named=config.named, key=seen.sealed.key, sealed=seen.sealed.place)
     is_prepared = seen.prepared is not None and seen.prepared.moved is None
     num_parts, notes = _num_parts(config, asked, seen if is_prepared else None, seen)
     # What stands for a root in a store is of one node; the folder that jobs are submitted from is of all, as a rule.
@@ -167,6 +167,7 @@ def planned(config: Config, asked: Asked) -> Submission:
     jobs.append(texts.seal(key, [job.name for job in jobs], sorted(set(busy.values()))))
     return Submission(
         config=path,
+        named=config.named,
         key=key,
         num_parts=num_parts,
         parts=compressed(wanted),
@@ -206,7 +207,7 @@ def _submitted(job: Job, ids: dict[str, str], found: Submission) -> str:
     except FileNotFoundError as err:
         raise BuildError(
             "--submit: there is no sbatch on this machine; submit from a login node of the cluster, or print the jobs "
-            f"and hand them to bash there: forebay preprocess {config} --runner slurm --print",
+            f"and hand them to bash there: forebay preprocess {found.named} --runner slurm --print",
             code="FB308",
         ) from err
     said = os.fsdecode(answer.stderr).strip() or os.fsdecode(answer.stdout).strip()
@@ -214,7 +215,7 @@ def _submitted(job: Job, ids: dict[str, str], found: Submission) -> str:
     if answer.returncode != 0 or not number.isdigit():
         raise BuildError(
             f"sbatch refused the job {job.name} (exit status {answer.returncode}): {said or 'it said nothing'}{left}; "
-            f"its options are those of run.sbatch in {config}; to see the jobs: forebay preprocess {config} "
+            f"its options are those of run.sbatch in {config}; to see the jobs: forebay preprocess {found.named} "
             "--runner slurm --print",
             code="FB308",
         )
@@ -250,7 +251,7 @@ def _require_shared(config: Config, asked: Asked) -> None:
         raise ConfigError(
             f"--runner slurm: the cache root is {config.remote_root}, and the parts of other nodes are not seen from "
             f"here; put their shards into the bucket: --stage URL, or build below a folder that all nodes share, then "
-            f"push the cache: forebay preprocess {config.path} --cache-root DIR --runner slurm, forebay cache push "
+            f"push the cache: forebay preprocess {config.named} --cache-root DIR --runner slurm, forebay cache push "
             "DIR/NAME URL"
         )
 
@@ -351,13 +352,6 @@ class _Texts:
         # The forebay that submits is the one that runs, installed or not.
         exports.append(f'export PYTHONPATH={quoted(package)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
         return "\n".join(["#!/bin/bash", "set -eu", *exports, *lines, ""])
-
-
-def quoted(text: str) -> str:
-    """Returns a text as one word of bash; one that no terminal shows is written byte by byte."""
-    if text.isprintable():
-        return shlex.quote(text)
-    return "$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(text)) + "'"
 
 
 _pool: Pool | None = None

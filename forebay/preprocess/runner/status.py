@@ -181,7 +181,7 @@ class StatusReport(CommandReport):
     state: `sealed`; `not begun`; `prepared`: listed and hashed; `building`; `finished`: all shards are there, and the
     cache is not sealed.
     config, key (None: not known without hashing), cache (of a sealed one). samples, shards: of the build, where they
-    are known; shards of one group. finished: shards by group. share: of all shards, those that are finished.
+    are known; shards of one group. all_shards: of all groups. finished: shards by group; share: of all shards.
     num_parts: of the array that was last begun, 0 for a build in one piece. parts: each of them; a build in one piece
     has its last run here.
     shards_a_second, rows_a_second: over the last window_s seconds, all runs together; unit: what a row is.
@@ -195,6 +195,7 @@ class StatusReport(CommandReport):
     cache: str | None = None
     samples: int | None = None
     shards: int | None = None
+    all_shards: int | None = None
     finished: dict[str, int] = field(default_factory=dict)
     share: float | None = None
     num_parts: int = 0
@@ -210,7 +211,7 @@ class StatusReport(CommandReport):
     def lines(self) -> Iterator[str]:
         """Yields what `forebay status` prints."""
         size = "" if self.samples is None else f", {self.samples} samples"
-        size += "" if self.shards is None else f" in {self.shards} shards"
+        size += "" if self.all_shards is None else f" in {self.all_shards} shards"
         if self.state == "sealed":
             yield f"sealed: {from_here(self.cache or '')}{size}"
         else:
@@ -224,9 +225,10 @@ class StatusReport(CommandReport):
 
     def _progress(self) -> Iterator[str]:
         if self.finished:
-            of = "" if self.shards is None else f" of {self.shards}"
-            counts = ", ".join(f"{group} {count}{of}" for group, count in self.finished.items())
-            yield f"finished: {counts}" + ("" if self.share is None else f" ({self.share:.1%})")
+            of = "" if self.all_shards is None else f" of {self.all_shards}"
+            share = "" if self.share is None else f" ({self.share:.1%})"
+            counts = ", ".join(f"{group} {count}" for group, count in self.finished.items())
+            yield f"finished: {sum(self.finished.values())}{of} shards{share}: {counts}"
         if self.window_s:
             rates = f"{self.shards_a_second:.3g} shards/s, {self.rows_a_second:.3g} {self.unit}s/s"
             left = "" if self.seconds_left is None else f"; about {duration(self.seconds_left)} left"
@@ -280,11 +282,12 @@ def status_of(config: Config) -> StatusReport:
             cache=sealed.place,
             samples=metadata["num_samples"],
             shards=max(shape["num_shards"] for shape in metadata["groups"].values()),
+            all_shards=sum(shape["num_shards"] for shape in metadata["groups"].values()),
             share=1.0,
             notes=tuple(notes),
         )
     if is_alone:
-        here = (f"forebay preprocess {_named(config)}", f"forebay preprocess {_named(config)} --runner slurm --submit")
+        here = (f"forebay preprocess {config.named}", f"forebay preprocess {config.named} --runner slurm --submit")
         return StatusReport(config=config.path, state="not begun", next=here, notes=tuple(notes))
     return _unsealed(config, seen, notes)
 
@@ -297,6 +300,8 @@ def _unsealed(config: Config, seen: SeenParts, notes: Sequence[str]) -> StatusRe
         samples, key, total = seen.prepared.num_samples, seen.prepared.key, len(seen.prepared.cuts)
     else:  # a build that nobody prepared: what its last run has listed
         samples, total = (None, 0) if last is None else (last.samples, last.shards * len(finished))
+        if last is not None and last.part is None:  # it has said what it found of all groups
+            total = last.to_make + last.kept + last.linked or total
         key = "" if seen.workspace is None else seen.workspace.name.partition("-")[0]
     num_parts = _num_parts(seen)
     parts = _parts(seen, num_parts)
@@ -310,6 +315,7 @@ def _unsealed(config: Config, seen: SeenParts, notes: Sequence[str]) -> StatusRe
         key=key,
         samples=samples,
         shards=(seen.num_shards if seen.prepared is not None else 0 if last is None else last.shards) or None,
+        all_shards=total or None,
         finished=finished,
         share=sum(finished.values()) / total if total else None,
         num_parts=num_parts,
@@ -422,7 +428,7 @@ def _seconds_left(seen: SeenParts, rate: BuildRate, shards_left: int) -> float |
 def _next(
     config: Config, state: BuildState, parts: Sequence[PartStatus], num_parts: int, seen: SeenParts
 ) -> Iterator[str]:
-    name = _named(config) + " --stage URL" * seen.is_staged
+    name = config.named + " --stage URL" * seen.is_staged
     if any(part.state == "running" for part in parts):
         return
     if state == "finished":
@@ -438,7 +444,3 @@ def _next(
         yield from (f"forebay preprocess {name} --shards {part}::{num_parts}" for part in missing[:1])
     elif state != "finished":
         yield f"forebay preprocess {name}"
-
-
-def _named(config: Config) -> str:
-    return shlex.quote(from_here(config.path))

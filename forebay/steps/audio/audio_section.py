@@ -202,8 +202,8 @@ def _conversation_problems(config: Config, audio: AudioConfig) -> list[str]:
         )
     elif vision is not None and not _is_one_folder(config, vision.processor, audio):
         found.append(
-            "audio.extractor and vision.processor name two processors, and one writes a conversation; name the model's "
-            "folder in both"
+            "audio.extractor and vision.processor name two processors, and one writes a conversation; name in both the "
+            "folder of one model that hears and sees, or leave [audio] out"
         )
     others = {"keep_waveform": audio.keep_waveform, "speeds": audio.speeds}
     named = [f"audio.{name}" for name, given in others.items() if given]

@@ -115,8 +115,8 @@ class Patches(ShowsVideos):
             )
         if config.audio is not None:
             found.append(
-                "[audio] stands beside [vision], and patches stand in packs, which hold items of one group; set "
-                'vision.images = "processor"'
+                "[audio] stands beside [vision], and patches stand in packs, which hold items of one group; a model "
+                'that sees and hears (Qwen2.5-Omni) takes vision.images = "processor", with any other leave [audio] out'
             )
         return [*found, *_of_crops(config), *super(Patches, cls).contradictions(config)]
 

@@ -152,7 +152,7 @@ def _tokenizer(config: Config, text: TextConfig, step: type[TextStep]) -> str:
             # The processor's folder stands for a [text] that is left out.
             advice = 'where images stand without conversations, set [text] prompt = "label", "plain" or "none"'
         elif step.takes_symbols and not folder.exists():
-            advice = f"without a model's tokenizer, write one of the texts' own symbols: forebay symbols {config.path}"
+            advice = f"without a model's tokenizer, write one of the texts' own symbols: forebay symbols {config.named}"
         else:
             raise
         raise ConfigError(f"{err}; or, {advice}", code="FB105") from err

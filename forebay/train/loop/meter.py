@@ -30,7 +30,7 @@ from forebay.train.loader import FillTimes, Loader
 from forebay.train.loop.schedule import BatchLoader, Group
 from forebay.train.loop.trainable import SkippedSteps
 from forebay.train.loop.usage_log import Traffic
-from forebay.visible import from_here, human_bytes
+from forebay.visible import human_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,6 +301,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _head(config: Config) -> dict[str, Any]:
     settings = asdict(config)
+    del settings["given"]  # they are among the others
     return {"version": VERSION, "name": config.name, "config": settings.pop("path"), "settings": settings}
 
 
@@ -318,7 +319,7 @@ def waiting_line(config: Config, loader: BatchLoader, *, share: float, is_uncach
     """Returns why a run waited so large a share of its time for data, and the command; None where it hardly did."""
     if not share > WORTH_A_LINE:
         return None
-    head, path = f"waited {100 * share:.0f} % of the time for data", from_here(config.path)
+    head, path = f"waited {100 * share:.0f} % of the time for data", config.named
     if is_uncached:
         return f"{head}: samples are made on the fly; run: forebay preprocess {path}"
     ask = f"run: forebay doctor {path}"

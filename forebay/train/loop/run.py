@@ -31,7 +31,7 @@ from forebay.plan.cursor import LoaderState
 from forebay.plan.interface import Plan
 from forebay.plan.plan_usage import Drawn, Population, Usage, UsageCounter, drawn_lines, expected_shares, population
 from forebay.store.remote.remote_shards import RemoteShards
-from forebay.store.source import SampleSource, parts_of, source_kind, without_audio
+from forebay.store.source import SampleSource, SourceUnion, parts_of, source_kind, without_audio
 from forebay.terminal import CommandReport
 from forebay.train.collate.device_features import constants_seen
 from forebay.train.collate.patches import fields_of
@@ -81,7 +81,9 @@ class TrainReport(CommandReport):
     """Seconds of the phases of this process's start, in their order."""
     buckets: dict[str, Drawn] = dataclasses.field(default_factory=dict)
     """What was drawn of each bucket in the whole run, over all ranks; empty for a loader without a plan."""
-
+    parts: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """Of these the samples by cache of `[[mixture.source]]`, or by value of `mixture.column`; empty where there is
+    neither."""
     evaluations: int = 0
     """Evaluations of this process that gave a result."""
     evaluations_failed: int = 0
@@ -99,6 +101,7 @@ class TrainReport(CommandReport):
             f"samples/s, {100 * self.data_wait_share:.1f} % waiting for data, {100 * self.padding:.1f} % padding, read "
             f"from {self.source}; checkpoint {from_here(self.checkpoint or 'none')}",
             *drawn_lines(self.buckets),
+            *_share_lines("part", self.parts),
             *(
                 f"node {node}: {traffic}, {traffic.misses} misses, {traffic.evictions} evictions"
                 for node, traffic in enumerate(self.remote or ())
@@ -213,6 +216,7 @@ def train(
         remote=after_step.traffic(),
         waiting=waiting_line(config, loader, share=_wait_share(meter, phases), is_uncached=source_kind == "uncached"),
         buckets=drawn_by(loader) if learner.is_main_rank else {},
+        parts=_parts(config, loader) if learner.is_main_rank else {},
     )
 
 
@@ -334,10 +338,14 @@ class DryRunReport(CommandReport):
         if self.num_shards:
             yield f"shards touched: {self.shards_touched} of {self.num_shards}"
         for kind, rows in (("part", self.parts), ("language", self.languages), ("source", self.sources)):
-            for name, row in sorted(rows.items(), key=lambda item: -item[1]["samples"])[:_MAX_ROWS]:
-                yield f"{kind} {printable(name)}: {100 * row['share']:.2f} %, expected {100 * row['expected']:.2f} %"
-            if len(rows) > _MAX_ROWS:
-                yield f"and {len(rows) - _MAX_ROWS} more {kind}s (--json lists them all)"
+            yield from _share_lines(kind, rows)
+
+
+def _share_lines(kind: str, rows: dict[str, dict[str, float]]) -> Iterator[str]:
+    for name, row in sorted(rows.items(), key=lambda item: -item[1]["samples"])[:_MAX_ROWS]:
+        yield f"{kind} {printable(name)}: {100 * row['share']:.2f} %, expected {100 * row['expected']:.2f} %"
+    if len(rows) > _MAX_ROWS:
+        yield f"and {len(rows) - _MAX_ROWS} more {kind}s (--json lists them all)"
 
 
 def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:
@@ -426,6 +434,21 @@ def _batches(loader: Loader) -> Generator[Batch, None, None]:
         yield from loader
 
 
+def _parts(config: Config, loader: BatchLoader) -> dict[str, dict[str, float]]:
+    if not isinstance(loader, Loader):
+        return {}
+    source, column = loader.source, config.mixture.column
+    found = None if column is None else source.categories(column)
+    if isinstance(source, SourceUnion):
+        found = source.names, source.source_of
+    if found is None:
+        return {}
+    (names, codes), end, start = found, loader.state, dataclasses.replace(loader.state, epoch=0, position=0)
+    people = Population(num_samples=len(codes), names={"part": list(names)}, codes={"part": codes}, shards=None)
+    usage = UsageCounter(people, loader.plan, dp_world_size=loader.dp_world_size).count(start, end)
+    return _compared(usage, people, loader.plan, "part", end)
+
+
 def _compared(
     usage: Usage, people: Population, plan: Plan, column: str, end: LoaderState
 ) -> dict[str, dict[str, float]]:
@@ -434,6 +457,6 @@ def _compared(
     counts = usage.counts[column].tolist()
     shares = expected_shares(people, plan, column, end=end).tolist()
     return {
-        name: {"samples": count, "share": round(count / usage.samples, 6), "expected": round(share, 6)}
+        name: {"samples": count, "share": round(count / max(usage.samples, 1), 6), "expected": round(share, 6)}
         for name, count, share in zip(people.names[column], counts, shares, strict=True)
     }

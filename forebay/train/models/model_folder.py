@@ -242,7 +242,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
     if n_mels is not None and (bins := made_of.shape[0]) != n_mels:
         raise ConfigError(
             f"audio.n_mels is {bins}, but the model in {facts.folder} takes {n_mels} mel bins; "
-            f"set audio.n_mels = {n_mels} and run: forebay preprocess {config.path}",
+            f"set audio.n_mels = {n_mels} and run: forebay preprocess {config.named}",
             code="FB109",
         )
     _check_prompt(facts, prompt, facts.constants["prompt"])

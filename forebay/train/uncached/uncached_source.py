@@ -70,7 +70,7 @@ class UncachedSource(SampleSource):
         if not len(found.rows):
             raise ManifestError(
                 f"no sample of {', '.join(config.source.manifests)} can be used ({found.rejected}); "
-                f"run: forebay preprocess {config.path}"
+                f"run: forebay preprocess {config.named}"
             )
         self._substitutes = Substitutes(config, found.rejected, self.sample_id)
         self._listing = Listing(groups=self._groups, manifest=found.manifest, key="")
@@ -310,7 +310,7 @@ class Substitutes:
             return
         raise BuildError(
             f"{path}: {count} of {rows} rows are bad, run.max_failed_share = {share} allows {int(share * rows)} "
-            f"({self.rejected}); forebay preprocess {path} lists them: mend them, or allow more: "
+            f"({self.rejected}); forebay preprocess {self._config.named} lists them: mend them, or allow more: "
             f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}",
             code="FB301",
         )
@@ -388,6 +388,6 @@ def _rows_of(rows: pa.Table, ids: Sequence[str], *, config: Config) -> pa.Table:
         if sample_id not in places:
             raise ManifestError(
                 f"sample {sample_id!r} of the cache is not in {', '.join(config.source.manifests)}; "
-                f"run: forebay preprocess {config.path}"
+                f"run: forebay preprocess {config.named}"
             )
     return rows.take(pa.array(np.array([places[sample_id] for sample_id in ids], np.int64)))

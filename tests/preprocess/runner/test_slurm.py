@@ -14,10 +14,11 @@ from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.listing_folder import folder_of, submission_file
 from forebay.preprocess.pipeline import prepare
-from forebay.preprocess.runner.slurm import Asked, planned, quoted, submit
+from forebay.preprocess.runner.slurm import Asked, planned, submit
 from forebay.preprocess.runner.status import StatusReport, status_of
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.lookup import Lookup
+from forebay.visible import quoted
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
 from tests.preprocess.here_pool import build_here

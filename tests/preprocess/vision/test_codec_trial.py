@@ -21,7 +21,7 @@ def corpus_of(folder: Path) -> PhotoCorpus:
     return corpus
 
 
-def test_a_dry_run_measures_every_codec(tmp_path: Path) -> None:
+def test_a_dry_run_measures_every_codec(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     corpus = corpus_of(tmp_path)
     report = build_here(corpus.config("plan.seq_len=200", "vision.codec=zstd"), dry_run=True)
     assert [cost.codec for cost in report.codecs] == list(CODECS)
@@ -41,6 +41,8 @@ def test_a_dry_run_measures_every_codec(tmp_path: Path) -> None:
     lines = list(report.lines())
     assert lines[1] == "3 images stored and read under each codec:"
     assert "codec zstd (this config): " in lines[3]
+    assert build_here(corpus.config(), dry_run=True).codecs == ()
+    assert caplog.records[-1].getMessage().endswith(f"forebay preprocess {corpus.config().named} --rebuild --dry-run")
 
 
 def test_images_that_cannot_be_read_do_not_count(tmp_path: Path) -> None:

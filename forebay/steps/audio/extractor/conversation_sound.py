@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,7 +28,7 @@ from forebay.steps.step import CLIPS, AudioStep, Fields
 from forebay.store.layout import Array, FieldSpec
 
 _LOOKED_AT_S = 60
-"""Seconds up to which the probe sees whether a processor cuts clips; of a longer one it is seen when it is made."""
+"""Seconds up to which the probe sees whether a processor cuts clips; of a longer one it is seen when one is listed."""
 MAX_S = 30
 """Seconds of a window of Whisper's extractor."""
 _TAIL_S = 0.05
@@ -90,16 +91,22 @@ class ConversationSound(Extractor):
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         """See `Extractor`. Raises DecodeError `clip_too_long` for a clip of which the processor would drop the end."""
-        for waveform in waveforms:
-            self._require_whole(waveform)
+        if (found := next(filter(None, (self._cut(waveform.size) for waveform in waveforms)), None)) is not None:
+            raise found
         return super(ConversationSound, self).make(waveforms)
 
-    def _require_whole(self, waveform: Array) -> None:
-        longest, rate_hz = self.probe().longest, self.rate_hz
-        if longest is None and waveform.size > _LOOKED_AT_S * rate_hz and not _sees_end(opened(self), waveform):
-            longest = waveform.size - 1
-        if longest is not None and waveform.size > longest:
-            raise too_long(self.batch_form().made_by, waveform.size, longest, rate_hz)
+    def refused(self, num_samples: int) -> DecodeError | None:
+        """See `AudioStep`. Loads the processor for a clip that is longer than the window that its folder states."""
+        return None if num_samples <= _stated(self) else self._cut(num_samples)
+
+    def _cut(self, num_samples: int) -> DecodeError | None:
+        longest, looked_at = self.probe().longest, _LOOKED_AT_S * self.rate_hz
+        if longest is None and num_samples > looked_at:
+            more = -(-num_samples // looked_at) * looked_at  # whole minutes, so that few lengths are looked at
+            longest = num_samples - 1 if not (_takes(self, more) or _takes(self, num_samples)) else None
+        if longest is None or num_samples <= longest:
+            return None
+        return too_long(self.batch_form().made_by, num_samples, longest, self.rate_hz)
 
     def _loaded(self) -> tuple[ExtractorFolder, Any]:
         folder, extractor = super(ConversationSound, self)._loaded()
@@ -229,10 +236,21 @@ class SoundPart:
         return {name: value for name, value in outputs.items() if name not in self.unused}
 
 
-def _sees_end(part: OpenExtractor, clip: Array) -> bool:
-    """Whether the end of a clip moves what is made of it."""
-    tail = round(_TAIL_S * part.sample_rate_hz)
-    return not _are_same(part.alone(clip), part.alone(clip[:-tail]))
+@lru_cache(maxsize=4)
+def _stated(step: ConversationSound) -> int:
+    """Returns the samples of the window that a folder states, 0 where it states none."""
+    stated = ExtractorFolder.read(Path(step.extractor)).document.get("n_samples")
+    return stated if type(stated) is int else 0
+
+
+@lru_cache(maxsize=256)
+def _takes(step: ConversationSound, num_samples: int) -> bool:
+    """Whether the end of a clip of so many samples moves what is made of it."""
+    part, clip = opened(step), noise(num_samples, seed=7)
+    try:
+        return not _are_same(part.alone(clip), part.alone(clip[: -round(_TAIL_S * part.sample_rate_hz)]))
+    except DecodeError:
+        return False
 
 
 def _are_same(one: Arrays | None, other: Arrays | None) -> bool:
