@@ -92,6 +92,19 @@ def test_a_build_without_samples_says_so(built: Path, tmp_path: Path, capsys: py
     assert code == 1
     assert "no samples to plan: " in err
     assert "has 0 samples (excluded: language 4); mend what was excluded or failed, or change the filters" in err
+    (empty,) = tmp_path.glob("mine-train-*")
+    run(capsys, "cache", "rm", empty, "--yes", "--force")
+    assert not empty.exists()
+
+
+def test_an_export_holds_what_a_filter_leaves_of_one_cache(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = ("export", built, "--form", "parquet", "--out", tmp_path / "out")
+    code, out, _ = run(capsys, *export, "--set", "filter.where=language == 'en'")
+    assert (code, out.split(" samples")[0]) == (0, "parquet: 3")
+    code, _, err = run(capsys, *export, "--set", f'mixture.source=[{{config="{built}"}}]')
+    assert (code, "export each by its own config" in err) == (2, True)
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

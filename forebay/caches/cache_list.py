@@ -238,7 +238,7 @@ def _add(wanted: Wanted, file: str, config: Config, survey: Survey, *, depth: in
     if config.text is not None:
         wanted.tokenizers.setdefault(tokenizer_digest(Path(config.text.tokenizer)), config.text.tokenizer)
     others: list[MixtureSource | EvalConfig] = [*config.mixture.source, *config.train.eval]
-    for place in (config.loader.cache_dir, *(other.cache for other in others)):
+    for place in (config.loader.cache_dir, *(other.cache for other in (*others, *config.augment))):
         if place is not None and (name := _name_of(place, survey)) is not None:
             wanted.found[file].append(name)
     if config.loader.cache_dir is None:

@@ -319,14 +319,21 @@ class ExportCommand(CacheCommand):
         from forebay.inspect.export import ExportOptions, export, export_zarr
         from forebay.store.cache import open_cache
         from forebay.store.memo import note
+        from forebay.store.selection import Filter
 
-        found = self.named(self.config, overrides=self.set)
+        found, filter_ = self.named(self.config, overrides=self.set), None
         if isinstance(found, str):
             cache = open_cache(found, remote=self.remote(self.set))
+        elif found.mixture.source:
+            raise ConfigError(
+                f"{found.path} reads several sources by [[mixture.source]]: export each by its own config"
+            )
         else:
             cache = open_cache(self.sealed(found).place, remote=found.remote)
+            filter_ = Filter.of(found.filter) if found.filter.is_given else None
         note(cache.folder)
-        return self.printed((export_zarr if self.form == "zarr" else export)(cache, self.into(ExportOptions)))
+        options = self.into(ExportOptions, filter=filter_)
+        return self.printed((export_zarr if self.form == "zarr" else export)(cache, options))
 
 
 @command("lint")

@@ -80,10 +80,16 @@ def recordings_of(tree: Tree) -> Candidate | None:
             lack = f"{rest:,} recordings have no text beside them; where a text is needed they fail, and are listed."
             none = "No transcripts were found: a .txt or .lab of the same name beside a recording is its text."
             found.notes += [lack if beside else none] if rest > 0 or not beside else []
+        found.notes += _left(len(tree.names(frozenset(PICTURES))), "images")
         found.has_text = bool(found.texts)
 
     label = f"{counted(len(own.names), Sounds.noun)}{has}"
     return Candidate("folder", tuple(map(tree.path, own.folders)), RECORDINGS, label, score, look)
+
+
+def _left(count: int, noun: str) -> list[str]:
+    there = f"Beside them lie {counted(count, noun)}, which this config does not read"
+    return [f"{there}: forebay init takes them in a folder of their own."] if count else []
 
 
 def _ljspeech_of(tree: Tree) -> Candidate | None:
@@ -246,7 +252,7 @@ def pictures_of(tree: Tree) -> Candidate | None:
         found.prompt, notes = prompt_of(from_here(tree.root), possible, chooser)
         found.noun, found.count, found.is_exact = files_noun(own.names, Pictures.noun), len(own.names), tree.is_whole
         found.has_all_classes, found.has_text = tree.is_whole, found.prompt != "none"
-        found.notes += own.notes
+        found.notes += own.notes + _left(len(tree.audio), "recordings")
         if found.prompt == "label":
             found.classes, lacking, lack = classes, len(own.names) - classes.total(), "class"
         elif found.prompt == "plain":

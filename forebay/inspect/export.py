@@ -35,6 +35,7 @@ from forebay.store.open_shards import no_such_row
 from forebay.store.output import Entry, Filling, Summed, filling
 from forebay.store.remote.carry.tally import TransferReport
 from forebay.store.row_table import SampleColumns, rate_of, row_columns, row_table
+from forebay.store.selection import Filter
 from forebay.store.shard import Shard
 from forebay.tar.header import TarWriter, member_key, member_size
 from forebay.terminal import Progress
@@ -122,22 +123,24 @@ class ExportedSamples:
         return row_table(row_columns(columns, taken, rate_hz=rate_hz)).set_column(0, "index", pa.array(indices))
 
 
-def selected(cache: Cache, *, ids: Path | None, max_samples: int | None) -> ExportedSamples:
+def selected(
+    cache: Cache, *, ids: Path | None, max_samples: int | None, filter_: Filter | None = None
+) -> ExportedSamples:
     """Returns the first `max_samples` samples of a cache, of those whose ids stand in a file if there is one.
 
-    ids: an id a line, UTF-8, in any order. Raises ConfigError for an id that the cache does not have, and where no
-    sample is left.
+    ids: an id a line, UTF-8, in any order. filter_: leaves some of the cache. Raises ConfigError for an id that is not
+    there then, and where no sample is left.
     """
     if max_samples is not None and max_samples < 1:
         raise ConfigError(f"--max-samples {max_samples}: wanted 1 or more")
-    indices = np.arange(len(cache)) if ids is None else _of_ids(cache, ids)
-    indices = indices[:max_samples]
+    kept = np.arange(len(cache)) if filter_ is None else filter_.choose(cache, name=cache.place).places
+    indices = (kept if ids is None else _of_ids(cache, ids, kept))[:max_samples]
     if not len(indices):
         raise ConfigError(f"{cache.place} has no samples, so there is nothing to export; name another cache")
     return ExportedSamples(cache, indices)
 
 
-def _of_ids(cache: Cache, path: Path) -> Ints:
+def _of_ids(cache: Cache, path: Path, kept: Ints) -> Ints:
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as err:
@@ -146,7 +149,7 @@ def _of_ids(cache: Cache, path: Path) -> Ints:
     wanted = {line.removesuffix("\r") for line in text.split("\n")} - {""}
     if not wanted:
         raise ConfigError(f"--ids {path} names no id; write an id a line", code="FB114")
-    found = np.array([i for i in range(len(cache)) if cache.sample_id(i) in wanted], np.int64)
+    found = np.array([i for i in kept.tolist() if cache.sample_id(i) in wanted], np.int64)
     if len(found) < len(wanted):
         absent = sorted(wanted - {cache.sample_id(i) for i in found.tolist()})
         shown = ", ".join(map(repr, absent[:_SHOWN])) + (", ..." if len(absent) > _SHOWN else "")
@@ -302,13 +305,14 @@ FORMS = tuple(sorted(_FORMS))
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """How to export. shard_size_mb: about how large a file becomes, 1000 where it is left out. ids, max_samples: which
-    samples, see `selected`."""
+    samples, see `selected`; filter: that of a config, which leaves some of them."""
 
     form: str
     out: Path
     shard_size_mb: int | None = None
     ids: Path | None = None
     max_samples: int | None = None
+    filter: Filter | None = None
     progress: bool = True
 
     @property
@@ -352,7 +356,7 @@ def export(cache: Cache, options: ExportOptions) -> ExportReport:
     """
     started_s = time.monotonic()
     _check(cache, options)
-    samples = selected(cache, ids=options.ids, max_samples=options.max_samples)
+    samples = selected(cache, ids=options.ids, max_samples=options.max_samples, filter_=options.filter)
     with filling(options.out, DOCUMENT, identity=_identity(samples, options), option="--out") as folder:
         whole = folder.document
         kept = list(folder.finished) if whole is None else whole["files"]

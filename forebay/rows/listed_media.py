@@ -42,6 +42,7 @@ from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.segments import SEGMENT_COLUMNS, Bounds, recordings_of, segment_columns, segment_of
+from forebay.rows.source_table import SourceFiles
 from forebay.steps.audio.film_sound import film_info, is_film
 from forebay.steps.image.still_settings import Still
 from forebay.steps.image.video_frames import video_facts
@@ -111,6 +112,8 @@ def look_at(task: LookTask) -> pa.Table:
             mark(position)
             name = task.name(position)
             try:
+                if task.files[file].stat is None and size == 0:  # of a folder: a link to what is gone
+                    raise SampleError("missing_file", "it links to what is not there; bring that, or remove the link")
                 if size == UNLOCATED:
                     source = task.files[file]
                     offset, size = tars.located(str(source.path), member, name=shown_name(source))
@@ -437,8 +440,8 @@ def num_good(failed: Mapping[Group, Array]) -> int:
 
 def with_items(manifest: Manifest, failed: Mapping[Group, Array], media: Sequence[ListedMedia]) -> Manifest:
     """Returns the listing of the rows that were looked at, with their items. failed: of `failed_items`."""
-    first, num_listed = media[0], len(manifest.files)
-    num_files = num_listed
+    first = media[0]
+    num_files, there = len(manifest.files), np.flatnonzero(SourceFiles.of(manifest.files).has_stat)
     rows, rejected = manifest.rows.slice(0, len(failed[first.group])), manifest.rejected
     if num_good(failed) == first.source.max_samples:  # `max_samples` left out what follows
         rejected = rejected.filter(pc.less(rejected["row"], rows["row"][-1]))
@@ -452,7 +455,7 @@ def with_items(manifest: Manifest, failed: Mapping[Group, Array], media: Sequenc
         for values in zip(*(column.to_pylist() for column in columns), strict=True):
             failures.add(*values)
         used = each.used_files(flattened(rows[LISTS[each.group]])[1])
-        absent |= {*used[(used >= num_listed) & np.isin(used, each.absent())].tolist()}
+        absent |= {*used[np.isin(used, each.absent()) & ~np.isin(used, there)].tolist()}
         num_files = max(num_files, int(used.max(initial=0)) + 1)
     rejected = pa.concat_tables([rejected, failures.table()])
     rows, tables = _brought_together(rows if is_good.all() else rows.filter(pa.array(is_good)), media)

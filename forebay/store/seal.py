@@ -82,10 +82,11 @@ def assemble_folder(folder: Path, contents: Contents) -> None:
     folder.mkdir(parents=True, exist_ok=True)  # nobody else has its name: what is there is ours
     files: dict[str, Any] = {}
     for group, shards in contents.shards.items():
-        (folder / group).mkdir(exist_ok=True)
-        for index, (path, _) in enumerate(shards):
-            link_or_copy(path, folder / shard_name(group, index))
-        fsync_folder(folder / group)
+        if shards:  # an empty folder would be nobody's, and the cache never removed
+            (folder / group).mkdir(exist_ok=True)
+            for index, (path, _) in enumerate(shards):
+                link_or_copy(path, folder / shard_name(group, index))
+            fsync_folder(folder / group)
         entries = [entry for _, entry in shards]
         table = to_table(entries, len(shard_fields(contents.fields, group)))
         files[f"{group}.npy"] = save_array(folder, f"{group}.npy", table)

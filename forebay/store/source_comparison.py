@@ -74,14 +74,18 @@ class ShownSources:
 
     @cached_property
     def listed(self) -> StoredSources:
-        """The files that the entries of `source.manifest` stand for; nobody has looked at them."""
-        found = entry_files(self.config.source, meaning=self.config.meaning)
+        """The files that the entries of `source.manifest` stand for; nobody has looked at them.
+
+        An entry of links alone, all to what is gone, stands for none here: its raw data is elsewhere.
+        """
+        entries = entry_files(self.config.source, meaning=self.config.meaning)
+        found = [e for e in entries if any(sources.exists(Path(p)) for p in e.paths or below(e.base, e.names))]
         names = [os.fsencode(name) for each in found for name in each.names]
-        entries = np.repeat(
+        numbers = np.repeat(
             np.array([each.entry for each in found], np.int32), np.array([len(each.names) for each in found], np.int64)
         )
         return StoredSources.of_columns(
-            names, entries, np.ones(len(names), bool), [b""] * len(names), np.full(len(names), -1)
+            names, numbers, np.ones(len(names), bool), [b""] * len(names), np.full(len(names), -1)
         )
 
     def stats(self, paths: list[str]) -> tuple[Array, Array]:

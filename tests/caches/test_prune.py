@@ -104,6 +104,10 @@ def test_configs_that_are_named_by_configs_want_caches_too(made: Made, capsys: p
     made.toml("a").write_text(text)
     document = run(capsys, "prune", made.root, "--unwanted", made.toml("a"))
     assert [name for name, what in did(document).items() if what == "stays"] == [made.caches["b"].name]
+    noise = f'[[augment]]\nkind = "reverb"\ncache = "caches/{made.caches["c"].name}"\n'
+    made.toml("a").write_text(text + noise)
+    document = run(capsys, "prune", made.root, "--unwanted", made.toml("a"))
+    assert reason(document, made.caches["c"].name) == f"wanted by {made.toml('a')}"
 
 
 def test_a_bound_takes_what_was_used_longest_ago_until_it_holds(made: Made, capsys: pytest.CaptureFixture[str]) -> None:

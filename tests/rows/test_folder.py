@@ -101,9 +101,11 @@ def test_a_text_that_is_no_utf_8_costs_its_recording(tmp_path: Path) -> None:
 
 def test_what_cannot_be_decoded_costs_itself(tmp_path: Path) -> None:
     folder = put(tmp_path, {"a.flac": None, "b.flac": "no sound", "c.flac": ""})
+    (folder / "d.flac").symlink_to("gone.flac")
     assert rejected(read("folder", folder, root=tmp_path)) == [
         ("b", "failed", "unknown_duration"),
         ("c", "failed", "empty_file"),
+        ("d", "failed", "missing_file"),
     ]
 
 

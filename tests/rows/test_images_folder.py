@@ -99,8 +99,10 @@ def test_images_alone(folder: Path) -> None:
 
 def test_a_bad_image_is_named_by_its_file(folder: Path) -> None:
     (folder / "dog" / "dogs.jpg").write_bytes(b"")
+    (folder / "dog" / "link.jpg").symlink_to("gone.jpg")
     failed = [*rows_of(config_of(folder, "folder")).failed()]
-    assert [(sample, reason) for sample, reason, _ in failed] == [("dog/dogs", "empty_file")]
+    wanted = [("dog/dogs", "empty_file"), ("dog/link", "missing_file")]
+    assert [(sample, reason) for sample, reason, _ in failed] == wanted
     assert failed[0][2].startswith("image dog/dogs.jpg: ")
 
 

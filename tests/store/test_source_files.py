@@ -12,7 +12,7 @@ from forebay.config import SourceConfig
 from forebay.config.data import SOURCE_KINDS, SourceKind
 from forebay.errors import CacheCorruptError
 from forebay.store.key import SourceDigest, cache_key, digest
-from forebay.store.remote.raw.raw_sources import walk, walk_files
+from forebay.store.remote.raw.raw_sources import is_meant, walk, walk_files
 from forebay.store.source_files import (
     SourceFile,
     StoredSource,
@@ -198,10 +198,12 @@ def test_reading_folders_finds_what_looking_at_each_file_does(
     for number, (folder, target) in enumerate(links):
         (root / folder).mkdir(exist_ok=True)
         (root / folder / f"link{number}").symlink_to(root / target)
-    wanted = [
-        (os.path.relpath(base, root), sorted(folders), sorted(name for name in names if (Path(base) / name).is_file()))
+    wanted = [  # a link to what is gone is a file that will be missing
+        (os.path.relpath(base, root), sorted(folders), sorted(name for name in names if is_meant(Path(base) / name)))
         for base, folders, names in walk(root)
     ]
+    gone = (root / base / name for base, _, names in wanted for name in names)
+    assert all(os.readlink(path) == str(root / "gone") for path in gone if not path.exists())
     found = [(below or ".", sorted(folders), sorted(names)) for below, folders, names in walk_files(root)]
     assert {below for below, _, _ in found} == {below for below, _, _ in wanted}
     assert {(below, *names) for below, _, names in found} == {(below, *names) for below, _, names in wanted}

@@ -12,12 +12,13 @@ import torch
 
 from forebay.config.train import OF_IMAGES, OF_WAVEFORMS, AugmentConfig
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, ForebayError
 from forebay.steps.audio.speeds import faster
 from forebay.steps.form import BatchForm
 from forebay.steps.step import Stored
 from forebay.steps.table import forms_of
 from forebay.store.cache import open_cache
+from forebay.store.memo import note
 from forebay.store.source import Sample, SampleSource
 from forebay.train.augment.changes import (
     Change,
@@ -206,7 +207,13 @@ class _Wanted:
         assert place is not None
         setting = f"{self.config.path}: {self.name}.cache"
         rate = int(self.stored.constant("sample_rate_hz"))
-        return Clips(open_cache(place, remote=self.config.remote), setting=setting, rate_hz=rate)
+        try:
+            cache = open_cache(place, remote=self.config.remote)
+        except ForebayError as err:
+            err.args = (f"{setting}: {err}",)
+            raise
+        note(cache.folder)
+        return Clips(cache, setting=setting, rate_hz=rate)
 
     def _of_images(self) -> ImageChange:
         found = image_change(self.settings, self.stored, self._forms().get("image"))

@@ -108,6 +108,7 @@ POINTER = "last.json"
 _VERSION = 1
 _NAME = re.compile(r"checkpoint-[0-9]{8,}(-[0-9]+)?\Z", re.ASCII)
 _STATE = "state.json"
+_ANEW = "train without --resume"
 _OPTIMIZER = "optimizer.pt"
 _KINDS: dict[str, tuple[type, ...]] = {
     "step": (int,),
@@ -260,12 +261,17 @@ def find_checkpoint(folder: Path) -> Path | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as err:
-        raise _refused(f"cannot read {pointer}: {err!r}; name a checkpoint folder, or train without --resume") from err
+        raise _refused(f"cannot read {pointer}: {err!r}; {_ways_on(folder)}") from err
     # Another node may have written it, and its name may show before the folder does.
     state = folder / str(name) / _STATE
     if not seen(lambda: os.path.isfile(state), folder, what=f"{name}, which {POINTER} names"):
-        raise _refused(f"{pointer} names {name}, which is not a checkpoint in {folder}; train without --resume")
+        raise _refused(f"{pointer} names {name}, which is not a checkpoint in {folder}; {_ways_on(folder)}")
     return folder / str(name)
+
+
+def _ways_on(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir() if is_checkpoint(path))
+    return "".join(f'write {{"checkpoint": "{name}"}} there to go on from it, or ' for name in names[-1:]) + _ANEW
 
 
 def load_state(checkpoint: Path) -> TrainState:
@@ -326,7 +332,7 @@ def _verify(checkpoint: Path, stored: Mapping[str, str]) -> None:
         if computed.get(name) != stored.get(name):
             raise _refused(
                 f"{checkpoint / name} has checksum {computed.get(name)}, state.json says {stored.get(name)}; "
-                "restore the file or train without --resume"
+                f"restore the file, name an earlier checkpoint in {POINTER}, or train without --resume"
             )
 
 

@@ -325,6 +325,11 @@ class Learner:
         settings = asdict(self.settings)
         found = {name: settings[name] for name in (*names, "text_encoder", "grad_acc", "mixed_precision")}
         found |= {"max_steps": self.schedule.num_steps, "warmup_steps": self.schedule.warmup_steps}
+        drawn = asdict(self._loader)
+        found |= {name: drawn[name] for name in ("crop_s", "latent", "caption", "caption_dropout", "device_features")}
+        changes = [{name: value for name, value in asdict(each).items() if value} for each in self._config.augment]
+        # Of a cache its name: folders of another machine have other places.
+        found["augment"] = [each | {"cache": Path(each["cache"]).name} if "cache" in each else each for each in changes]
         found |= {"seed": self._loader.seed, "num_ranks": self.num_ranks}
         as_json: dict[str, Any] = json.loads(json.dumps(found))
         return as_json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -317,7 +318,7 @@ def test_wrong_settings_are_named(spoken: Corpus, change: str, message: str) -> 
         ((augmented('{kind="spec_augment"}'),), r"spec_augment is of frames, and audio\.features is 'waveform'"),
         ((augmented('{kind="flip"}'),), r"flip is exact for patches of packs, or one field of \[3"),
         ((augmented(GAIN, '{kind="speed", factors=[0.9]}'),), r"speed changes samples as they are stored.*put speed"),
-        ((augmented('{kind="noise", cache="none", snr_db=[1, 2]}'),), r"none"),
+        ((augmented('{kind="noise", cache="none", snr_db=[1, 2]}'),), r"augment\.0\.cache: .*none is not a"),
     ],
 )
 def test_changes_that_cannot_be_made_of_a_source_are_refused(
@@ -327,6 +328,12 @@ def test_changes_that_cannot_be_made_of_a_source_are_refused(
 
     with pytest.raises(ForebayError, match=message):
         make_loader(spoken.config(*overrides))
+
+
+def test_a_cache_of_noise_counts_as_used(spoken: Corpus, tmp_path: Path) -> None:
+    shutil.copytree(noise_of(spoken), tmp_path / "noise")
+    make_loader(spoken.config(augmented(f'{{kind="noise", cache="{tmp_path / "noise"}", snr_db=[1, 2]}}')))
+    assert os.listdir(tmp_path / ".used") == ["noise"]
 
 
 def test_packs_and_ragged_batches_are_not_changed(spoken: Corpus) -> None:

@@ -209,6 +209,11 @@ def test_last_json_that_names_nothing_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(save(folder, 1))
     with pytest.raises(ResumeError, match=r"last\.json names checkpoint-00000001, which is not a checkpoint"):
         find_checkpoint(folder)
+    last = (folder / "last.json").read_bytes()
+    save(folder, 2)
+    (folder / "last.json").write_bytes(last)
+    with pytest.raises(ResumeError, match=r'write {"checkpoint": "checkpoint-00000002"} there to go on from it, or'):
+        find_checkpoint(folder)
     (folder / "last.json").write_text("{", encoding="utf-8")
     with pytest.raises(ResumeError, match=r"cannot read .*last\.json"):
         find_checkpoint(folder)

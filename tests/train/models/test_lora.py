@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from forebay.config import Config, LoraConfig
+from forebay.config.train import AugmentConfig
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
 from forebay.train.loop.meter import StepLog
@@ -245,10 +246,15 @@ def test_targets_in_another_order_are_the_same_adapters(tmp_path: Path) -> None:
 def test_another_dropout_is_told_on_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     losses_of(lora_config(tmp_path, max_steps=1))
     lora = dataclasses.replace(LORA, dropout=0.3)
+    noise = AugmentConfig(kind="noise", cache="/here/noises", snr_db=(5.0, 20.0))
+    changed = dataclasses.replace(lora_config(tmp_path, max_steps=2, lora=lora), augment=(noise,))
     with caplog.at_level(logging.WARNING):
-        losses_of(lora_config(tmp_path, max_steps=2, lora=lora), resume=True)
+        losses_of(changed, resume=True)
     assert "settings differ from those of the checkpoint" in caplog.text
     assert "'dropout': 0.3" in caplog.text
+    assert (
+        "augment [] -> [{'kind': 'noise', 'probability': 1.0, 'cache': 'noises', 'snr_db': [5.0, 20.0]" in caplog.text
+    )
 
 
 def test_resume_refuses_other_weights_under_the_adapters(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
     """Returns the files directly in a folder whose names match, sorted, as `Path.glob` finds them."""
     place = place_of(folder)
     if place is None:
-        return [path for path in sorted(folder.glob(pattern)) if path.is_file()]
+        return [path for path in sorted(folder.glob(pattern)) if is_meant(path)]
     if not is_folder(folder):
         return []
     names = [posixpath.basename(key) for key in place.origin.objects.level(place.key)[0]]
@@ -264,7 +264,7 @@ def walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[
 
 def walk_files(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yields what `walk` does, its first value relative to the folder and "" for that itself, of files and links to
-    files alone: reading a folder tells, and only links are looked at.
+    files, gone ones too: reading a folder tells, and only links are looked at.
     """
     waiting = [""]
     while waiting:
@@ -277,11 +277,16 @@ def walk_files(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str],
                 with contextlib.suppress(OSError):
                     if entry.is_dir():
                         folders.append(entry.name)
-                    elif entry.is_file():
+                    elif is_meant(entry):
                         names.append(entry.name)
         yield below, folders, names
         front = f"{below}/" if below else ""
         waiting += [front + name for name in folders if not leads_up(f"{base}/{name}", folder)]
+
+
+def is_meant(path: Path | os.DirEntry[str]) -> bool:
+    """Whether a file is there, or a link to one that is gone, which is said then and never passed over."""
+    return path.is_file() or (path.is_symlink() and not os.path.exists(path))
 
 
 def leads_up(path: str, root: str | os.PathLike[str]) -> bool:
@@ -299,7 +304,7 @@ def glob_files(pattern: Path) -> list[Path]:
     place = place_of(pattern)
     if place is None:
         found = (Path(name) for name in sorted(glob.glob(str(pattern), recursive=True)))
-        return [path for path in found if path.is_file()]
+        return [path for path in found if is_meant(path)]
     base = pattern
     while glob.has_magic(str(base.relative_to(place.origin.folder))):
         base = base.parent
