@@ -34,15 +34,17 @@ _seen = SimpleNamespace(blocks=0)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Cases of a test that is marked `few` become `wide`, but those that it names, or that show each value once."""
     shown: dict[tuple[str, str], set[object]] = {}
+    named: dict[str, set[str]] = {}
     cases = [item for item in items if item.get_closest_marker("few") and not item.get_closest_marker("wide")]
     kept = set()
     for least in (2, 1):  # first the cases of which all values are new, then what still lacks one
         for item in cases:
             mark, call = item.get_closest_marker("few"), item.callspec  # type: ignore[attr-defined]
             test, names = item.nodeid.partition("[")[0], sorted(call.params)
+            named.setdefault(test, {*(mark.args if mark else ())}).discard(call.id)
             new = [id(call.params[name]) not in shown.setdefault((test, name), set()) for name in names]
             if call.id in mark.args if mark and mark.args else any(new) if least == 1 else all(new):
                 kept.add(item)
@@ -50,6 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     shown[test, name].add(id(call.params[name]))
     for item in set(cases) - kept:
         item.add_marker(pytest.mark.wide)
+    for test, absent in named.items():
+        if absent and not any("[" in given for given in config.args):
+            raise pytest.UsageError(f"{test} is marked few({', '.join(sorted(absent))}), which is no case of it")
 
 
 def pytest_collection_finish() -> None:
