@@ -130,7 +130,7 @@ def test_trl_learns_from_a_loader_as_from_its_own_batches_and_goes_on(tmp_path: 
     how: dict[str, Any] = {"optim": "sgd", "disable_tqdm": True}
     more = of_training(tmp_path, batches=batches)
     own = example(tmp_path / "c.toml", more, **how)
-    shutil.rmtree(tmp_path / "runs/checkpoint-3")
+    shutil.rmtree(tmp_path / "runs/pairs-dpo/checkpoint-3")
     assert example(tmp_path / "c.toml", more, resume=True, **how) == own
     _, processor, examples = for_trl(tmp_path)
     arguments = DPOConfig(
@@ -167,7 +167,7 @@ def test_pairs_go_on_with_one_rank_where_two_stopped(tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node", 2, "--standalone")
     outcome = python(*launcher, "examples/trl_dpo.py", tmp_path / "c.toml", *of_two)
     assert outcome.returncode == 0, outcome.stderr[-4000:]
-    shutil.rmtree(tmp_path / "runs/checkpoint-3")
+    shutil.rmtree(tmp_path / "runs/pairs-dpo/checkpoint-3")
     assert example(tmp_path / "c.toml", more, resume=True) == pytest.approx(whole, abs=1e-4)
     assert max(whole) - min(whole) > 0.01
 
