@@ -79,7 +79,9 @@ class ShownSources:
         An entry of links alone, all to what is gone, stands for none here: its raw data is elsewhere.
         """
         entries = entry_files(self.config.source, meaning=self.config.meaning)
-        found = [e for e in entries if any(sources.exists(Path(p)) for p in e.paths or below(e.base, e.names))]
+        # One by one: the first is most often there, and paths of all files would fill memory.
+        paths = (e.paths or (path for name in e.names for path in below(e.base, [name])) for e in entries)
+        found = [e for e, own in zip(entries, paths, strict=True) if any(sources.exists(Path(path)) for path in own)]
         names = [os.fsencode(name) for each in found for name in each.names]
         numbers = np.repeat(
             np.array([each.entry for each in found], np.int32), np.array([len(each.names) for each in found], np.int64)
