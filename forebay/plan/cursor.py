@@ -402,6 +402,28 @@ class Cursor:
         self._is_own = is_own
 
 
+class FollowedEpochs:
+    """The epochs of a framework that leaves epochs early, or makes its loader anew, such as Lightning.
+
+    Each later epoch of the framework is one that the cursor has not begun. A place that a state has given stays.
+    """
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._last = self._begun = 0
+
+    @property
+    def sampler(self) -> FollowedEpochs:
+        """This: Lightning tells its epoch to `loader.batch_sampler.sampler`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next walk that of the framework's `epoch`, if the cursor has not come to it by itself."""
+        self._begun = max(self._cursor.start.epoch, self._begun + max(epoch - self._last, 0))
+        self._last = epoch
+        self._cursor.set_epoch(self._begun)
+
+
 class Resumable:
     """Epochs of one rank that stand at a cursor: begun where the cursor is, and gone on with from a state."""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import threading
@@ -175,6 +176,22 @@ def test_set_epoch_goes_to_the_head_of_another_epoch_only() -> None:
     assert loader.state_dict() == state
     with pytest.raises(ConfigError, match="epoch is -1"):
         loader.set_epoch(-1)
+
+
+def test_each_epoch_of_lightning_is_one_that_the_loader_has_not_begun() -> None:
+    """Lightning leaves epochs early under `limit_train_batches`, and says its epoch before each."""
+    loader = make_loader(num_threads=0)
+    begun: list[tuple[int, int]] = []
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 1})
+    for epoch, num_batches in ((0, 1), (1, 2), (2, len(loader)), (3, 1), (0, 1), (1, 0)):
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        begun.append((loader.cursor.start.epoch, loader.cursor.start.position))
+        assert len(list(itertools.islice(loader, num_batches))) == num_batches
+    assert begun == [(3, 1), (4, 0), (5, 0), (6, 0), (6, 0), (7, 0)]
+    again = make_loader(num_threads=0)  # as `reload_dataloaders_every_n_epochs` makes it
+    again.batch_sampler.sampler.set_epoch(2)
+    assert again.epoch == 2
+    assert not hasattr(again, "sampler")  # Lightning takes what has one for a DataLoader of torch
 
 
 # State
