@@ -356,7 +356,7 @@ def _compared(
 def _others(targets: Sequence[Target], against: Sequence[Target], notes: list[str]) -> list[Target]:
     """Returns the sets to compare with, each once: those that were named, and those that configs are evaluated on."""
     others: list[Target] = []
-    for other in [*against, *(each for target in targets for each in _evaluated(target, notes))]:
+    for other in [*against, *(each for target in targets for each in evaluated(target, notes))]:
         if any(other.is_same(target) for target in targets):
             notes.append(f"{other.name} is a set that is linted: it is not compared with itself")
         elif not any(other.is_same(each) for each in others):
@@ -364,7 +364,8 @@ def _others(targets: Sequence[Target], against: Sequence[Target], notes: list[st
     return others
 
 
-def _evaluated(target: Target, notes: list[str]) -> Iterator[Target]:
+def evaluated(target: Target, notes: list[str]) -> Iterator[Target]:
+    """Yields the sets of `[[train.eval]]` of a target, those of configs where `where_it_lies` finds their caches."""
     config = target.config
     if config is None:
         return
@@ -376,4 +377,6 @@ def _evaluated(target: Target, notes: list[str]) -> Iterator[Target]:
         if not Path(entry.config).exists():
             notes.append(f"[[train.eval]] {entry.name}: {entry.config} is not there; nothing was compared with it")
             continue
-        yield Target(config=load_config(entry.config), first=entry.max_samples)
+        from forebay.train.select import where_it_lies  # not at import: it needs torch
+
+        yield Target(config=where_it_lies(load_config(entry.config), config), first=entry.max_samples)

@@ -25,7 +25,6 @@ from forebay.rows.audio_facts import locate_files
 from forebay.rows.columns_aside import BLOCK_ROWS
 from forebay.rows.equal_values import StringIndex, first_rows, hashes_of
 from forebay.rows.manifest import SPAN, Manifest, MediaPlace, Record, Unused, require_rows, row_table, without_rows
-from forebay.rows.media_reader import is_gone
 from forebay.rows.meanings.recordings import SEVERAL, refuse_differing
 from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
 from forebay.rows.reader import Failures, FilePiece, RecordingLister, RowReader, Sink
@@ -171,9 +170,9 @@ def _text(path: str) -> str:
             return file.read().decode("utf-8-sig").strip()
     except UnicodeDecodeError as err:
         raise SampleError("bad_text", f"{path} is not UTF-8: {err}; save it as UTF-8") from err
+    except FileNotFoundError as err:
+        raise SampleError("missing_file", f"{path} links to what is not there; bring that, or remove it") from err
     except OSError as err:
-        if is_gone(err):
-            raise SampleError("missing_file", f"{path} links to what is not there; bring that, or remove it") from err
         raise ManifestError(
             f"cannot read {path}: {err.strerror}; check its permissions, or remove it", code="FB201"
         ) from err

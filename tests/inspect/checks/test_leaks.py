@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.inspect.checks.lint import LintOptions, Target, lint
+from forebay.inspect.checks.lint import LintOptions, Target, evaluated, lint
 from forebay.steps.recipe import load_config
 from tests.inspect.checks.planted import Planted, encoded, found, linted, one
 from tests.preprocess.here_pool import build_here
@@ -48,6 +48,10 @@ def test_the_sets_that_a_config_is_evaluated_on_are_compared(planted: Planted, d
     path = Path(planted.config().path)
     path.write_text(f'{path.read_text()}[[train.eval]]\nname = "dev"\nconfig = "{named}"\n')
     assert one(linted(load_config(path))).other_set == named
+    for given in ([], [f"run.cache_root={planted.folder}"]):  # as `--cache-root` says it
+        [other] = evaluated(Target(config=load_config(path, overrides=given)), [])
+        assert other.config is not None
+        assert other.config.run.cache_root == str(planted.folder if given else dev.folder / "caches")
     path.write_text(f"{path.read_text()}max_samples = 2\n")
     assert found(linted(load_config(path))) == set()  # the third sample, which leaks, is not evaluated on
     path.write_text(path.read_text().replace(named, str(dev.folder / "gone.toml")))
