@@ -414,7 +414,7 @@ class FollowedEpochs:
 
     @property
     def sampler(self) -> FollowedEpochs:
-        """This: Lightning tells its epoch to `loader.batch_sampler.sampler`."""
+        """This: Lightning tells its epoch to `batch_sampler.sampler` of a loader, and of a DataLoader."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
