@@ -37,7 +37,7 @@ def assemble(
     *,
     probe: Mapping[Group, str],
     constants: Constants,
-    files: Mapping[str, bytes],
+    files: Mapping[str, bytes | memoryview],
     messages: Mapping[tuple[str, str], str],
 ) -> Contents:
     """Returns what is sealed. rows: those of the finished shards. files: what is known of the sources, by name.
@@ -91,6 +91,8 @@ def _rejections(listing: Listing, rows: Rows, messages: Mapping[tuple[str, str],
     rejected = listing.manifest.rejected
     listed = list(zip(*(rejected[name].to_pylist() for name in _REJECTED), strict=True))
     refused = np.flatnonzero(rows.reasons.codes)
+    if not len(refused):
+        return listed  # `take` would put the ids of all rows together
     ids = listing.rows["sample_id"].take(pa.array(refused)).to_pylist()
     reasons = [rows.reasons.names[code] for code in rows.reasons.codes[refused].tolist()]
     kinds = ("excluded" if reason in EXCLUDING else "failed" for reason in reasons)

@@ -29,7 +29,7 @@ from forebay.preprocess.runner.ray import GPU, OnNode, stores_of
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
 from forebay.preprocess.stage_workspace import shard_place
 from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
-from forebay.rows.columns_aside import drop_pages, free_memory
+from forebay.rows.columns_aside import bytes_aside, drop_pages, free_memory
 from forebay.rows.manifest import described
 from forebay.rows.named_files import require_unchanged
 from forebay.steps.recipe import recipe_of
@@ -355,10 +355,11 @@ class Run:
         finished = self.workspace.finished(
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
-        files = {"hashes.memo": self.memo.dump(self.listing.files.each_path(), stats=stats)}
+        root = self.config.cache_root
+        files = {"hashes.memo": bytes_aside(self.memo.dump(self.listing.files.each_path(), stats=stats), root)}
         del stats
         self.memo.forget()
-        files["sources.parquet"] = dump_sources(self.listing.sources())
+        files["sources.parquet"] = bytes_aside(dump_sources(self.listing.sources()), root)
         free_memory()
         rows = read_rows(self.listing, finished)
         free_memory()
@@ -377,6 +378,7 @@ class Run:
             files=files,
             messages=messages,
         )
+        free_memory()
         # Linked shards bring failures of their own, which no receipt of this build has listed.
         self._check_failures(sum(contents.document["failed"].values()))
         self._name_failures()

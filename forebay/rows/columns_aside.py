@@ -84,6 +84,13 @@ def rows_aside(table: pa.Table, cache_root: str) -> pa.Table:
     return table if path is None else _taken(path)
 
 
+def bytes_aside(data: bytes, cache_root: Path) -> memoryview:
+    """Returns bytes that lie on disk, if they are many. cache_root: they lie below."""
+    parts = [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
+    table = pa.table({"data": pa.Array.from_buffers(pa.large_binary(), 1, parts)})
+    return memoryview(rows_aside(table, str(cache_root))["data"][0].as_buffer())
+
+
 def _write(blocks: Iterable[pa.Table], schema: pa.Schema, cache_root: str) -> Path | None:
     """Writes tables that follow each other; None where the cache root cannot be written."""
     path = temporary_name(Path(cache_root) / BUILDING / "texts")

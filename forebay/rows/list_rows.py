@@ -458,7 +458,8 @@ def _located(listing: RowListing) -> Manifest:
     """The rows of a meaning whose rows may be items themselves: those are located in waves, a source file a task."""
     source, lister, named = listing.source, listing.lister, _named(listing)
     free_memory()
-    listed = dataclasses.replace(named.manifest, files=stamped(named.manifest.files))
+    rows = rows_aside(named.manifest.rows, listing.cache_root) if listing.cache_root else named.manifest.rows
+    listed = dataclasses.replace(named.manifest, files=stamped(named.manifest.files), rows=rows)
     named = dataclasses.replace(named, manifest=listed)
     if is_remote(source):
         tell_if_too_large(listed.files)

@@ -10,6 +10,7 @@ import functools
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -280,28 +281,33 @@ def stamped(files: Sequence[SourceFile], *, first: int = 0) -> SourceFiles:
     todo = first + np.flatnonzero(~found.has_stat[first:])
     if not len(todo):
         return found
-    stats, is_there = _stats(found, todo)
-    young = np.flatnonzero(is_there & (stats[:, -1] > time.time_ns() - _YOUNG_NS))
+    stats, is_there = found.stats.copy(), found.has_stat.copy()
+    _look(found, todo, stats, is_there)
+    young = todo[is_there[todo] & (stats[todo, -1] > time.time_ns() - _YOUNG_NS)]
     for _ in range(_WAITS):
         if not len(young):
             break
         is_coarse = bool((is_there[young] & (stats[young, -1] % 1_000_000_000 == 0)).any())
         time.sleep(_COARSE_TICK_S if is_coarse else _TICK_S)
-        again, is_left = _stats(found, todo[young])
-        moved = (again != stats[young]).any(axis=1) | (is_left != is_there[young])
-        stats[young], is_there[young] = again, is_left
-        young = young[moved]
-    return found.with_stats(todo, stats, is_there)
+        before, was_there = stats[young], is_there[young]
+        _look(found, young, stats, is_there)
+        young = young[(stats[young] != before).any(axis=1) | (is_there[young] != was_there)]
+    return replace(found, stats=stats, has_stat=is_there)
 
 
-def _stats(files: SourceFiles, numbers: Array) -> tuple[Array, Array]:
-    """Returns the stats of some files as they are now, and whether there is one: int64 [some, 5] and bool [some]."""
-    stats, is_there = np.zeros((len(numbers), 5), np.int64), np.zeros(len(numbers), bool)
+def _look(files: SourceFiles, numbers: Array, stats: Array, is_there: Array) -> None:
+    """Puts the stats of some files as they are now in those of all, int64 [files, 5] and bool [files]: it is there."""
     for start in range(0, len(numbers), _LOOKED_AT):
-        block = slice(start, start + _LOOKED_AT)
-        paths = files.take(numbers[block]).paths
+        block = numbers[start : start + _LOOKED_AT]
+        paths = files.take(block).paths
         look_up(path for path in paths if MIRRORS in path)
         stats[block], is_there[block] = stats_of(paths)
+
+
+def _stats(files: SourceFiles) -> tuple[Array, Array]:
+    """Returns the stats of files as they are now, int64 [files, 5], and whether there is one, bool [files]."""
+    stats, is_there = np.zeros((len(files), 5), np.int64), np.zeros(len(files), bool)
+    _look(files, np.arange(len(files)), stats, is_there)
     return stats, is_there
 
 
@@ -313,7 +319,7 @@ def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Hashing)
     """
     forget()
     known = SourceFiles.of(files)
-    stats, is_there = _stats(known, np.arange(len(known)))
+    stats, is_there = _stats(known)
     moved = np.flatnonzero(known.is_hashed & ~are_same(known, stats, is_there))
     try:
         stats[moved], digests = memo.hashed(known.take(moved).paths, map_=map_)
@@ -330,7 +336,7 @@ def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
     For workers: a file that moved is hashed by each of them, once for each state.
     """
     known = SourceFiles.of(files)
-    stats, is_there = _stats(known, np.arange(len(known)))
+    stats, is_there = _stats(known)
     for number in np.flatnonzero(~are_same(known, stats, is_there)).tolist():
         file = known[number]
         if not is_there[number]:

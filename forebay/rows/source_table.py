@@ -151,12 +151,6 @@ class SourceFiles(Sequence[SourceFile]):
         """Yields the files, so many at a time: what is made of a block in Python goes with it."""
         yield from (self[start : start + size] for start in range(0, max(1, len(self)), size))
 
-    def with_stats(self, numbers: Array, stats: Array, is_there: Array) -> SourceFiles:
-        """Returns the files with the stats that some of them have, where they are there."""
-        own, has_stat = self.stats.copy(), self.has_stat.copy()
-        own[numbers], has_stat[numbers] = stats, is_there
-        return replace(self, stats=own, has_stat=has_stat)
-
     def stored(self) -> StoredSources:
         """Returns the files as a sealed cache remembers them."""
         digits = np.frombuffer(self.digests[self.is_hashed].tobytes().hex().encode("ascii"), np.uint8)

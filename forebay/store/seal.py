@@ -51,7 +51,7 @@ class Contents:
     shards: Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
     items: Mapping[Group, ListedItems]
     arrays: Mapping[str, Array]
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes | memoryview]
     document: Mapping[str, Any]
 
     @property

@@ -318,8 +318,9 @@ def dump_sources(sources: Iterable[StoredSource]) -> bytes:
     """Returns the parquet file that a cache keeps of its sources."""
     import pyarrow.parquet as pq
 
-    buffer = io.BytesIO()
-    pq.write_table(StoredSources.of(sources).table.combine_chunks(), buffer, compression="zstd")
+    buffer, table = io.BytesIO(), StoredSources.of(sources).table
+    # Names and hashes are all different: dictionaries of them would only take memory.
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=["entry"], row_group_size=4 * BLOCK_SOURCES)
     return buffer.getvalue()
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from forebay.rows import columns_aside
-from forebay.rows.columns_aside import drop_pages, free_memory, one_heap, rows_aside
+from forebay.rows.columns_aside import bytes_aside, drop_pages, free_memory, one_heap, rows_aside
 
 
 @pytest.fixture
@@ -34,6 +34,21 @@ def test_rows_aside_are_the_same_and_no_file_is_left(
     drop_pages()
     free_memory()
     assert found.equals(table.slice(10))
+
+
+def test_bytes_aside_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for most, data, root in (
+        (64, bytes(range(256)), "one"),
+        (64, b"", "one"),
+        (1 << 20, b"few", "one"),
+        (64, b"no" * 99, "file"),
+    ):
+        monkeypatch.setattr(columns_aside, "HELD_BYTES", most)
+        found = bytes_aside(data, tmp_path / root)
+        drop_pages()
+        assert (bytes(found), len(found)) == (data, len(data))
+    assert os.listdir(tmp_path / "one" / ".building") == []
 
 
 def test_a_small_table_and_one_that_cannot_be_written_are_held(

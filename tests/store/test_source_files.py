@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from forebay.config import SourceConfig
 from forebay.config.data import SOURCE_KINDS, SourceKind
 from forebay.errors import CacheCorruptError
+from forebay.store import source_files
 from forebay.store.key import SourceDigest, cache_key, digest
 from forebay.store.remote.raw.raw_sources import is_meant, walk, walk_files
 from forebay.store.source_files import (
@@ -142,6 +144,16 @@ def test_sources_come_back(tmp_path_factory: pytest.TempPathFactory, sources: li
         assert part.numbers("listed").tolist() == [source.listed for source in own]
         assert part.is_hashed.tolist() == [source.xxh3_128 != "" for source in own]
         assert part.where(part.is_hashed) == [source for source in own if source.xxh3_128]
+
+
+def test_many_sources_are_written_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_files, "BLOCK_SOURCES", 2)
+    sources = [StoredSource(f"{n}.wav", n % 3, listed=n % 2 == 0, xxh3_128="ab" * 16, size_bytes=n) for n in range(21)]
+    path = tmp_path / "sources.parquet"
+    path.write_bytes(dump_sources(sources))
+    assert pq.ParquetFile(path).num_row_groups == 3
+    assert load_sources(path) == sources
+    assert load_sources(path).numbers("size_bytes").tolist() == [*range(21)]
 
 
 def test_what_is_no_list_of_sources_is_corrupt(tmp_path: Path) -> None:

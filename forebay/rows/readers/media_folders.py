@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +59,7 @@ def list_folder(source: SourceConfig) -> Manifest:
     files = manifest_files(source)
     numbers = sound_files(files)
     require_rows(len(numbers), files)
-    recordings = files.take(numbers)
-    names = recordings.shown()
+    names = files.take(numbers).shown()
     failures, unused = Failures(), Unused()
     columns: dict[str, Any] = {"text": None}
     kept: dict[str, Any] = {}
@@ -360,13 +360,15 @@ def _meant_by(written: Any, names: pa.Array) -> tuple[Array, list[tuple[int, str
 
     A path goes before the bare name of a file, and a name with its extension before one without.
     """
-    files = pc.replace_substring_regex(names, r"\A.*/", "")
     meant, doubtful = np.full(len(written), _NO_ROW, np.int64), list[tuple[int, str, str]]()
-    for form in (names, _stems(names), files, _stems(files)):
+    for is_file, has_extension in product((False, True), (True, False)):
         left = np.flatnonzero(meant == _NO_ROW)
         if not len(left):
             break
-        first = first_rows(pa.chunked_array([form, *chunks_of(written.take(pa.array(left)))]))
+        form = pc.replace_substring_regex(names, r"\A.*/", "") if is_file else names
+        form = form if has_extension else _stems(form)
+        asked = written if len(left) == len(written) else written.take(pa.array(left))  # most often there is no copy
+        first = first_rows(pa.chunked_array([form, *chunks_of(asked)]))
         found, is_first = first[len(form) :], first[: len(form)] == np.arange(len(form))
         is_here = found < len(form)
         meant[left[is_here]] = found[is_here]

@@ -35,7 +35,7 @@ from forebay.rows.readers.json_lines import JsonError, LineWhere, array_members,
 from forebay.store.layout import Group
 from forebay.store.remote.raw.raw_sources import at_hand
 
-BLOCK_BYTES = 8 * 1024 * 1024
+BLOCK_BYTES = 2 * 1024 * 1024
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
@@ -52,7 +52,7 @@ Places = Sequence[MediaPlace | str | JsonError | None]
 
 
 def line_runs(path: Path) -> Iterator[tuple[int, int, int]]:
-    """Yields (first byte, end, number of the first line from 1) of runs of whole lines, of about 8 MiB.
+    """Yields (first byte, end, number of the first line from 1) of runs of whole lines, of about 2 MiB.
 
     Of an array: of its objects. Raises ManifestError where the file cannot be read, or a line has more than 16 MiB.
     """
