@@ -365,7 +365,7 @@ def _others(targets: Sequence[Target], against: Sequence[Target], notes: list[st
 
 
 def evaluated(target: Target, notes: list[str]) -> Iterator[Target]:
-    """Yields the sets of `[[train.eval]]` of a target, those of configs where `where_it_lies` finds their caches."""
+    """Yields the sets of `[[train.eval]]` of a target, first under the cache root that the command gives."""
     config = target.config
     if config is None:
         return
@@ -377,6 +377,8 @@ def evaluated(target: Target, notes: list[str]) -> Iterator[Target]:
         if not Path(entry.config).exists():
             notes.append(f"[[train.eval]] {entry.name}: {entry.config} is not there; nothing was compared with it")
             continue
-        from forebay.train.select import where_it_lies  # not at import: it needs torch
-
-        yield Target(config=where_it_lies(load_config(entry.config), config), first=entry.max_samples)
+        root = [each for each in config.given if each.partition("=")[0].strip() == "run.cache_root"]
+        found = load_config(entry.config, overrides=root)
+        if root and find_cache(found, recipe_of(found)).found is None:
+            found = load_config(entry.config)
+        yield Target(config=found, first=entry.max_samples)
