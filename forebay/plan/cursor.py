@@ -252,6 +252,7 @@ class Cursor:
         self._locality = locality
         self._num_batches = plan.num_batches  # which a plan of buckets counts each time
         self.start = self.state = LoaderState(plan_key=key, seed=seed, epoch=0, position=0)
+        self.is_given = False  # whether a state has said `start`, and nobody has asked since
         self._is_own = False  # whether `start` is the next step of this worker, not of all of them
         self._num_workers = 0
         self._walk = 0
@@ -320,6 +321,7 @@ class Cursor:
         is_own = stored is not None
         # A worker at its end stays there: the others still have batches of this epoch.
         self._stand_at(loaded if is_own or self.steps_left(loaded) else loaded.next_epoch(), is_own=is_own)
+        self.is_given = True
 
     def walk(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[CursorStep]:
         """Returns the steps from where the cursor stands to the end of the epoch, or without end.
@@ -419,8 +421,10 @@ class FollowedEpochs:
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next walk that of the framework's `epoch`, if the cursor has not come to it by itself."""
-        self._begun = max(self._cursor.start.epoch, self._begun + max(epoch - self._last, 0))
-        self._last = epoch
+        # A run that ended by its steps, in mid-epoch, counts that epoch as done: its state knows better.
+        more = 0 if self._cursor.is_given else max(epoch - self._last, 0)
+        self._begun = max(self._cursor.start.epoch, self._begun + more if more else 0)
+        self._last, self._cursor.is_given = epoch, False
         self._cursor.set_epoch(self._begun)
 
 

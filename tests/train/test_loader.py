@@ -188,6 +188,10 @@ def test_each_epoch_of_lightning_is_one_that_the_loader_has_not_begun() -> None:
         begun.append((loader.cursor.start.epoch, loader.cursor.start.position))
         assert len(list(itertools.islice(loader, num_batches))) == num_batches
     assert begun == [(3, 1), (4, 0), (5, 0), (6, 0), (6, 0), (7, 0)]
+    state = {**loader.state_dict(), "epoch": 1, "position": 2}  # of a run that ended in mid-epoch, which counts as done
+    loader.load_state_dict(state)
+    loader.batch_sampler.sampler.set_epoch(2)
+    assert loader.state_dict() == state
     again = make_loader(num_threads=0)  # as `reload_dataloaders_every_n_epochs` makes it
     again.batch_sampler.sampler.set_epoch(2)
     assert again.epoch == 2
