@@ -252,7 +252,6 @@ class Cursor:
         self._locality = locality
         self._num_batches = plan.num_batches  # which a plan of buckets counts each time
         self.start = self.state = LoaderState(plan_key=key, seed=seed, epoch=0, position=0)
-        self.is_given = False  # whether a state has said `start`, and nobody has asked since
         self._is_own = False  # whether `start` is the next step of this worker, not of all of them
         self._num_workers = 0
         self._walk = 0
@@ -321,7 +320,6 @@ class Cursor:
         is_own = stored is not None
         # A worker at its end stays there: the others still have batches of this epoch.
         self._stand_at(loaded if is_own or self.steps_left(loaded) else loaded.next_epoch(), is_own=is_own)
-        self.is_given = True
 
     def walk(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[CursorStep]:
         """Returns the steps from where the cursor stands to the end of the epoch, or without end.
@@ -398,6 +396,11 @@ class Cursor:
         if not self._num_workers:
             self.state = self.start
 
+    def go_on(self) -> None:
+        """Makes the next walk begin at the next step, also where the last walk was left in mid-epoch."""
+        if self.state != self.start:
+            self._stand_at(self.state, is_own=self._is_own)
+
     def _stand_at(self, state: LoaderState, *, is_own: bool = False) -> None:
         self._walk += 1  # earlier walks no longer move the cursor
         self.start = self.state = state
@@ -407,12 +410,12 @@ class Cursor:
 class FollowedEpochs:
     """The epochs of a framework that leaves epochs early, or makes its loader anew, such as Lightning.
 
-    Each later epoch of the framework is one that the cursor has not begun. A place that a state has given stays.
+    Where it left an epoch early, its next one goes on behind what was handed out: every sample comes as often. With
+    `is_in_order`, of an evaluation, each begins at the head.
     """
 
-    def __init__(self, cursor: Cursor) -> None:
-        self._cursor = cursor
-        self._last = self._begun = 0
+    def __init__(self, cursor: Cursor, *, is_in_order: bool = False) -> None:
+        self._cursor, self._is_in_order, self._last = cursor, is_in_order, 0
 
     @property
     def sampler(self) -> FollowedEpochs:
@@ -420,12 +423,13 @@ class FollowedEpochs:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next walk that of the framework's `epoch`, if the cursor has not come to it by itself."""
-        # A run that ended by its steps, in mid-epoch, counts that epoch as done: its state knows better.
-        more = 0 if self._cursor.is_given else max(epoch - self._last, 0)
-        self._begun = max(self._cursor.start.epoch, self._begun + more if more else 0)
-        self._last, self._cursor.is_given = epoch, False
-        self._cursor.set_epoch(self._begun)
+        """Makes the next walk, before the framework's `epoch`, go on; of a loader made anew it is that of `epoch`."""
+        place = self._cursor.state
+        if not (place.epoch or place.position):
+            self._cursor.set_epoch(epoch)
+        elif epoch > self._last and not self._is_in_order:
+            self._cursor.go_on()
+        self._last = epoch
 
 
 class Resumable:

@@ -15,6 +15,7 @@ from forebay.config.frozen_models import TokenPattern
 from forebay.config.tree import DeviceFeaturesConfig
 from forebay.errors import ConfigError
 from forebay.plan.cursor import WEIGHTLESS, Cursor, CursorStep, FollowedEpochs, LoaderState, Resumable
+from forebay.plan.in_order import InOrderPlan
 from forebay.plan.make import Planned
 from forebay.plan.remote_cost import check_remote, windows_of
 from forebay.spans import COLLATE, DATA_WAIT, READ, span
@@ -159,7 +160,7 @@ class Loader(Resumable):
         self.cursor = Cursor(
             planned.plan, planned.key, seed=settings.seed, rank=dp_rank, world=dp_world_size, locality=planned.locality
         )
-        self.batch_sampler = FollowedEpochs(self.cursor)
+        self.batch_sampler = FollowedEpochs(self.cursor, is_in_order=isinstance(planned.plan, InOrderPlan))
         check_remote(source, self.cursor, threads=settings.num_threads)
         check_ragged(
             settings.form,
