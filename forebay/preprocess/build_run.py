@@ -10,6 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +41,7 @@ from forebay.store.memo import Memo
 from forebay.store.remote.raw.arriving import Arriving, Fresh
 from forebay.store.remote.raw.raw_sources import is_here, shown
 from forebay.store.shared_disk import seen
-from forebay.store.source_files import dump_sources
+from forebay.store.source_files import write_sources
 from forebay.task_map import WorkerDied
 
 logger = logging.getLogger(__name__)
@@ -356,10 +357,11 @@ class Run:
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
         root = self.config.cache_root
-        files = {"hashes.memo": bytes_aside(self.memo.dump(self.listing.files.each_path(), stats=stats), root)}
-        del stats
+        write_memo = partial(self.memo.write, paths=self.listing.files.each_path(), stats=stats)
+        files = {"hashes.memo": bytes_aside(write_memo, root)}
+        del stats, write_memo
         self.memo.forget()
-        files["sources.parquet"] = bytes_aside(dump_sources(self.listing.sources()), root)
+        files["sources.parquet"] = bytes_aside(lambda file: write_sources(file, self.listing.sources()), root)
         free_memory()
         rows = read_rows(self.listing, finished)
         free_memory()

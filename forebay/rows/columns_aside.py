@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import itertools
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -84,11 +85,23 @@ def rows_aside(table: pa.Table, cache_root: str) -> pa.Table:
     return table if path is None else _taken(path)
 
 
-def bytes_aside(data: bytes, cache_root: Path) -> memoryview:
-    """Returns bytes that lie on disk, if they are many. cache_root: they lie below."""
-    parts = [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
-    table = pa.table({"data": pa.Array.from_buffers(pa.large_binary(), 1, parts)})
-    return memoryview(rows_aside(table, str(cache_root))["data"][0].as_buffer())
+def bytes_aside(write: Callable[[BinaryIO], None], cache_root: Path) -> memoryview:
+    """Returns what a function writes, one byte at least, from a file that is gone. cache_root: it lies below."""
+    path = temporary_name(cache_root / BUILDING / "bytes")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError:
+        buffer = io.BytesIO()
+        write(buffer)
+        return buffer.getbuffer()
+    with open(path, "r+b") as file:
+        path.unlink()
+        write(file)
+        file.flush()
+        mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    _mapped.add(mapping)
+    return memoryview(mapping)
 
 
 def _write(blocks: Iterable[pa.Table], schema: pa.Schema, cache_root: str) -> Path | None:

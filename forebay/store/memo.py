@@ -154,19 +154,25 @@ class Memo:
                 for task in _pieces(piece, stats, files=_TASK_FILES, size=_TASK_BYTES)
             ]
             found = np.frombuffer(b"".join((_in_threads if map_ is map else map_)(hash_files, tasks)), _RECORD)
-            twins = found[:0].copy()
+            twins = found[:0]
             for number in np.flatnonzero(found["stat"][:, 0] < 0).tolist():
                 path = paths[int(piece[number])]
                 if (twin := _etag_stat(path)) is not None and tuple(found["stat"][number].tolist()) == stat_now(path):
                     twins = np.append(twins, found[number : number + 1])
                     twins["stat"][-1] = twin
-            self._add(np.concatenate([found, twins]))
+            self._add(np.concatenate([found, twins]) if len(twins) else found)
             stats[piece], digests[piece] = found["stat"], found["xxh3_128"]
             self._save()
         return stats, digests
 
-    def dump(self, paths: Sequence[AnyPath] | None = None, *, stats: Array | None = None) -> bytes:
-        """Returns the memo file of all entries, or of those that describe these paths as they are now.
+    def dump(self, paths: Sequence[AnyPath] | None = None) -> bytes:
+        """Returns the memo file that `write` writes."""
+        buffer = io.BytesIO()
+        self.write(buffer, paths)
+        return buffer.getvalue()
+
+    def write(self, file: BinaryIO, paths: Sequence[AnyPath] | None = None, *, stats: Array | None = None) -> None:
+        """Writes the memo file of all entries, or of those that describe these paths as they are now.
 
         stats: as they are now, where somebody has just looked; zeros of what is not there.
         """
@@ -178,9 +184,7 @@ class Memo:
             for part in (stats, np.array(twins, np.int64).reshape(-1, 5)):
                 at, is_known = self._find(part)
                 is_wanted[at[is_known]] = True
-        buffer = io.BytesIO()
-        self._write(buffer, self._order[is_wanted[self._order]])
-        return buffer.getvalue()
+        self._write(file, self._order[is_wanted[self._order]])
 
     def _write(self, file: BinaryIO, order: Array) -> None:
         """Writes entries, a block at a time, and their digest before them."""
@@ -217,13 +221,15 @@ class Memo:
         """Takes entries in; of two of one file the later counts, and of two as late the one that was there before."""
         if not len(records):
             return
-        places = np.empty(len(self._records) + len(records), np.uint64)
-        places[self._order], places[len(self._records) :] = self._places, _mixed(anywhere(records["stat"]))
-        self._records = np.concatenate([self._records, records])
-        order = np.lexsort((-np.arange(len(places)), self._records["hashed_at_ns"], places))
-        is_last = np.append(np.diff(places[order]) != 0, [True])
-        if not is_last.all():
-            kept = np.sort(order[is_last])
+        before = len(self._records)
+        places = np.empty(before + len(records), np.uint64)
+        places[self._order], places[before:] = self._places, _mixed(anywhere(records["stat"]))
+        self._records.resize(len(places), refcheck=False)  # nobody else has it: it grows where it lies
+        self._records[before:] = records
+        order = np.argsort(places)
+        if not np.diff(places[order]).all():
+            order = np.lexsort((-np.arange(len(places)), self._records["hashed_at_ns"], places))
+            kept = np.sort(order[np.append(np.diff(places[order]) != 0, [True])])
             self._records, places = self._records[kept], places[kept]
             order = np.argsort(places)
         self._order, self._places = order, places[order]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, BinaryIO, NamedTuple, overload
 
 import numpy as np
 
@@ -316,12 +316,18 @@ def _numbers(column: Any) -> Array:
 
 def dump_sources(sources: Iterable[StoredSource]) -> bytes:
     """Returns the parquet file that a cache keeps of its sources."""
+    buffer = io.BytesIO()
+    write_sources(buffer, sources)
+    return buffer.getvalue()
+
+
+def write_sources(file: BinaryIO, sources: Iterable[StoredSource]) -> None:
+    """Writes the parquet file that a cache keeps of its sources."""
     import pyarrow.parquet as pq
 
-    buffer, table = io.BytesIO(), StoredSources.of(sources).table
+    table = StoredSources.of(sources).table
     # Names and hashes are all different: dictionaries of them would only take memory.
-    pq.write_table(table, buffer, compression="zstd", use_dictionary=["entry"], row_group_size=4 * BLOCK_SOURCES)
-    return buffer.getvalue()
+    pq.write_table(table, file, compression="zstd", use_dictionary=["entry"], row_group_size=4 * BLOCK_SOURCES)
 
 
 def load_sources(path: Path) -> StoredSources:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -36,19 +37,20 @@ def test_rows_aside_are_the_same_and_no_file_is_left(
     assert found.equals(table.slice(10))
 
 
-def test_bytes_aside_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    for most, data, root in (
-        (64, bytes(range(256)), "one"),
-        (64, b"", "one"),
-        (1 << 20, b"few", "one"),
-        (64, b"no" * 99, "file"),
-    ):
-        monkeypatch.setattr(columns_aside, "HELD_BYTES", most)
-        found = bytes_aside(data, tmp_path / root)
-        drop_pages()
-        assert (bytes(found), len(found)) == (data, len(data))
-    assert os.listdir(tmp_path / "one" / ".building") == []
+@pytest.mark.parametrize("root", ["one", "file"])
+def test_bytes_aside_are_the_same(tmp_path: Path, root: str) -> None:
+    (tmp_path / "file").write_bytes(b"")  # no folder can be made below it
+
+    def write(file: BinaryIO) -> None:
+        for each in (bytes(16), bytes(range(256))):
+            file.write(each)
+        file.seek(0)
+        file.write(b"head")
+
+    found = bytes_aside(write, tmp_path / root)
+    drop_pages()
+    assert (bytes(found), len(found)) == (b"head" + bytes(12) + bytes(range(256)), 272)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "file"]
 
 
 def test_a_small_table_and_one_that_cannot_be_written_are_held(
