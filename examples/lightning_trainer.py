@@ -4,7 +4,9 @@ python examples/lightning_trainer.py configs/demo_speech.toml [section.field=val
 
 This example needs lightning. Lightning keeps the loader's state in its checkpoints, so a run that stopped within an
 epoch goes on at the next batch. On several ranks give `make_loader` the rank and pass `use_distributed_sampler=False`;
-the losses of a step count by their targets.
+the losses of a step count by their targets. Where Lightning leaves an epoch
+early (`limit_train_batches`, more ranks than before), its next epoch goes on behind the last batch. Evaluate on
+`make_loader(config, shuffle=False)`; for `overfit_batches` set `source.max_samples`.
 """
 
 from __future__ import annotations

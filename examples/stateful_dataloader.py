@@ -4,6 +4,10 @@ python examples/stateful_dataloader.py configs/demo_speech.toml [section.field=v
 
 This example needs torchdata. Nothing is replayed: the DataLoader's state holds the sampler's state, a few integers, as
 a loader's. A loop on several ranks multiplies each loss by `weight_of(batch)`.
+
+torchdata takes the state of its own DataLoader with the same number of workers only. For another number give the
+sampler's state to the new `PlanSampler`, as below; of a DataLoader without workers it is
+`state["_index_sampler_state"]`.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ def make_dataloader(config: forebay.Config, cache: forebay.Cache, *, num_workers
 
 
 def main(config_path: str, overrides: list[str]) -> None:
-    """Reads half an epoch, saves the state, and reads the other half with a new DataLoader."""
+    """Reads half an epoch, three batches with a new DataLoader, and the rest with one that has no workers."""
     config = forebay.load_config(config_path, overrides=overrides)
     cache = forebay.open_cache(forebay.preprocess.build(config).cache)
     expected = [{name: tensor.clone() for name, tensor in batch.items()} for batch in forebay.train.make_loader(config)]
@@ -40,7 +44,11 @@ def main(config_path: str, overrides: list[str]) -> None:
 
     second = make_dataloader(config, cache, num_workers=2)
     second.load_state_dict(state)
-    found += list(second)
+    found += [batch for _, batch in zip(range(3), second, strict=False)]
+
+    third = make_dataloader(config, cache, num_workers=0)
+    third.batch_sampler.load_state_dict(second.state_dict()["_snapshot"]["_main_snapshot"]["_index_sampler_state"])
+    found += list(third)
     for number, (batch, same) in enumerate(zip(found, expected, strict=True)):
         equal = all(torch.equal(batch[name], same[name]) for name in same)
         print(f"batch {number}: {len(batch['labels']) * weight_of(batch)} samples, equal: {equal}")

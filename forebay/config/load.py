@@ -44,6 +44,8 @@ RENAMED = {
 }
 """Today's name of every setting that had another one, for the message that refuses the old name."""
 
+_INSTEAD = [("max_steps", "epochs"), ("warmup_steps", "warmup_ratio")]
+"""Settings of `[train]`; each takes the place of the other if it is given as an override."""
 _OWN_SUFFIXES = (".toml", ".cfg", ".conf", ".ini")
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_INTEGER = 2**63
@@ -225,6 +227,9 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
         if not isinstance(document, dict):
             raise ConfigError(f"override {override!r}: {section} is not a section", code="FB110")
     document[last] = value
+    if sections == ["train"]:
+        for other in {name for pair in _INSTEAD if last in pair for name in pair} - {last}:
+            document.pop(other, None)
 
 
 def _refuse_foreign(value: Any, name: str, path: Path, *, depth: int = 0) -> None:

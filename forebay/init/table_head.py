@@ -169,7 +169,8 @@ def _lines(path: Path) -> TableHead:
         try:
             rows.append(parse_object(line))
         except JsonError as err:
-            raise ConfigError(f"{path} is no table of JSON lines: a line {err}; write an object a line") from err
+            begins = f"the line that begins with {line[:40].decode(errors='replace')!r}"
+            raise ConfigError(f"{path} is no table of JSON lines: {begins} {err}; write an object a line") from err
         names.update(dict.fromkeys(rows[-1]))
     if not rows:
         raise ConfigError(f"{path} holds no JSON lines; name a file with an object a line")

@@ -396,10 +396,40 @@ class Cursor:
         if not self._num_workers:
             self.state = self.start
 
+    def go_on(self) -> None:
+        """Makes the next walk begin at the next step, also where the last walk was left in mid-epoch."""
+        if self.state != self.start:
+            self._stand_at(self.state, is_own=self._is_own)
+
     def _stand_at(self, state: LoaderState, *, is_own: bool = False) -> None:
         self._walk += 1  # earlier walks no longer move the cursor
         self.start = self.state = state
         self._is_own = is_own
+
+
+class FollowedEpochs:
+    """The epochs of a framework that leaves epochs early, or makes its loader anew, such as Lightning.
+
+    Where it left an epoch early, its next one goes on behind what was handed out: every sample comes as often. With
+    `is_in_order`, of an evaluation, each begins at the head.
+    """
+
+    def __init__(self, cursor: Cursor, *, is_in_order: bool = False) -> None:
+        self._cursor, self._is_in_order, self._last = cursor, is_in_order, 0
+
+    @property
+    def sampler(self) -> FollowedEpochs:
+        """This: Lightning tells its epoch to `batch_sampler.sampler` of a loader, and of a DataLoader."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next walk, before the framework's `epoch`, go on; of a loader made anew it is that of `epoch`."""
+        place = self._cursor.state
+        if not (place.epoch or place.position):
+            self._cursor.set_epoch(epoch)
+        elif epoch > self._last and not self._is_in_order:
+            self._cursor.go_on()
+        self._last = epoch
 
 
 class Resumable:

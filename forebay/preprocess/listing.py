@@ -145,8 +145,11 @@ def _unhashed(task: Sequence[AnyPath]) -> list[str]:
 
 
 def _present(manifest: Manifest) -> Array:
-    """Returns the numbers of the files that are there."""
-    return np.setdiff1d(np.arange(len(manifest.files)), np.array(manifest.absent, np.int64))
+    """Returns the numbers of the files that are there: a link in a folder may lead to none."""
+    from forebay.rows.source_table import SourceFiles
+
+    files = SourceFiles.of(manifest.files)
+    return np.setdiff1d(np.flatnonzero(files.has_stat | ~files.is_listed), np.array(manifest.absent, np.int64))
 
 
 def _all_known(manifest: Manifest, memo: Memo) -> bool:

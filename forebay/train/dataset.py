@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import LoaderConfig, stand_in
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
-from forebay.plan.cursor import Cursor, CursorStep, Resumable
+from forebay.plan.cursor import Cursor, CursorStep, FollowedEpochs, Resumable
 from forebay.plan.disk import STATISTICS, cache_key_of, is_of_all, pack_settings, planned_samples, read_metadata
 from forebay.plan.make import Planned, opened_packs
 from forebay.steps.batch import IGNORED
@@ -112,14 +112,9 @@ class PlanSampler(Resumable):
 
         Raises ConfigError for ranks that cannot be, PlanError where no rank has a step.
         """
-        ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
-        self.cursor = Cursor(
-            *(planned.plan, planned.key),
-            seed=seed,
-            rank=ranks.dp_rank,
-            world=ranks.dp_world_size,
-            locality=planned.locality,
-        )
+        rank, world = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
+        self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=rank, world=world, locality=planned.locality)
+        self.sampler = FollowedEpochs(self.cursor)
 
     @property
     def batch_size(self) -> None:

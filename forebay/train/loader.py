@@ -14,7 +14,8 @@ import torch
 from forebay.config.frozen_models import TokenPattern
 from forebay.config.tree import DeviceFeaturesConfig
 from forebay.errors import ConfigError
-from forebay.plan.cursor import WEIGHTLESS, Cursor, CursorStep, LoaderState, Resumable
+from forebay.plan.cursor import WEIGHTLESS, Cursor, CursorStep, FollowedEpochs, LoaderState, Resumable
+from forebay.plan.in_order import InOrderPlan
 from forebay.plan.make import Planned
 from forebay.plan.remote_cost import check_remote, windows_of
 from forebay.spans import COLLATE, DATA_WAIT, READ, span
@@ -157,12 +158,9 @@ class Loader(Resumable):
             dp_rank, dp_world_size = resolve_ranks(dp_rank, dp_world_size)
         self.source, self.plan, self.plan_key, self.settings = source, planned.plan, planned.key, settings
         self.cursor = Cursor(
-            *(planned.plan, planned.key),
-            seed=settings.seed,
-            rank=dp_rank,
-            world=dp_world_size,
-            locality=planned.locality,
+            planned.plan, planned.key, seed=settings.seed, rank=dp_rank, world=dp_world_size, locality=planned.locality
         )
+        self.batch_sampler = FollowedEpochs(self.cursor, is_in_order=isinstance(planned.plan, InOrderPlan))
         check_remote(source, self.cursor, threads=settings.num_threads)
         check_ragged(
             settings.form,

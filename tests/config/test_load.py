@@ -245,6 +245,10 @@ def test_overrides_make_sections_win_over_the_file_and_over_earlier_ones(tmp_pat
     assert isinstance(config.plan, BucketConfig)
     assert config.plan.batch_size == 4
     assert config.text is not None
+    train = load(
+        tmp_path, "[train]\nepochs = 3\nwarmup_ratio = 0.1\n", "train.max_steps=2", "train.warmup_steps=1"
+    ).train
+    assert (train.max_steps, train.epochs, train.warmup_steps, train.warmup_ratio) == (2, None, 1, None)
 
 
 @pytest.mark.parametrize("override", ["loader.seed", "=3", ".seed=3", "train.=3", "train..seed=3", ""])

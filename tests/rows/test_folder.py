@@ -10,10 +10,12 @@ import pytest
 from forebay import load_config
 from forebay.config import SourceColumns
 from forebay.errors import ConfigError, ManifestError
+from forebay.preprocess.listing import resolve
 from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache
+from forebay.store.memo import Memo
 from forebay.train.select import select
 from tests.preprocess.corpus import json_lines
 from tests.preprocess.here_pool import build_here
@@ -91,12 +93,19 @@ def test_two_recordings_of_one_name_have_two_ids(tmp_path: Path) -> None:
     assert ids(read("folder", folder, root=tmp_path)) == ["a", "a.wav", "b/a"]
 
 
-def test_a_text_that_is_no_utf_8_costs_its_recording(tmp_path: Path) -> None:
-    folder = put(tmp_path, {"a.flac": None, "b.flac": None, "b.txt": "two"})
+def test_a_text_that_is_no_utf_8_or_a_link_to_nothing_costs_its_recording(tmp_path: Path) -> None:
+    folder = put(tmp_path, {"a.flac": None, "b.flac": None, "b.txt": "two", "c.flac": None})
     (folder / "a.txt").write_bytes(b"\xff\xfe")
+    (folder / "c.txt").symlink_to("gone.txt")
     manifest = read("folder", folder, root=tmp_path)
     assert ids(manifest) == ["b"]
-    assert rejected(manifest) == [("a", "failed", "bad_text")]
+    assert rejected(manifest) == [("a", "failed", "bad_text"), ("c", "failed", "missing_file")]
+    config = load_config(document_of(folder, tmp_path / "caches"))
+    recipe, memo = recipe_of(config), Memo(tmp_path / "caches")
+    key = resolve(config, memo, map, recipe=recipe).key
+    assert resolve(config, memo, map, recipe=recipe).key == key
+    (folder / "gone.txt").write_text("three")
+    assert resolve(config, memo, map, recipe=recipe).key != key
 
 
 def test_what_cannot_be_decoded_costs_itself(tmp_path: Path) -> None:

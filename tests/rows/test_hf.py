@@ -173,6 +173,10 @@ def test_an_integer_language_without_names_is_refused(tmp_path: Path) -> None:
 
 
 def test_broken_files_are_refused_and_a_bad_clip_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "m.parquet").symlink_to("gone")
+    with pytest.raises(ManifestError, match=r"m\.parquet is not there, or links to what is not"):
+        read("hf", tmp_path, root=tmp_path)
+    (tmp_path / "m.parquet").unlink()
     (tmp_path / "m.parquet").write_bytes(b"PAR1")
     with pytest.raises(ManifestError, match=r"m\.parquet is neither parquet nor an arrow stream"):
         read("hf", tmp_path / "m.parquet", root=tmp_path)

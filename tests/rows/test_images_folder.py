@@ -90,6 +90,9 @@ def test_texts_stand_beside_images(folder: Path) -> None:
     assert rows_of(config_of(folder, "folder", prompt="plain")).counts()["failed"] == {"bad_text": 1}
     (folder / "dog" / "dogs.txt").write_bytes(b"x" * (1 << 21))
     assert rows_of(config_of(folder, "folder", prompt="plain")).counts()["failed"] == {"too_large": 1}
+    (folder / "dog" / "dogs.txt").unlink()
+    (folder / "dog" / "dogs.txt").symlink_to("gone.txt")
+    assert rows_of(config_of(folder, "folder", prompt="plain")).counts()["failed"] == {"missing_file": 1}
 
 
 def test_images_alone(folder: Path) -> None:

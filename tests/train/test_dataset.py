@@ -102,6 +102,9 @@ def test_set_epoch_begins_another_epoch_and_keeps_a_place_in_this_one() -> None:
     assert list(sampler) == sequence(plan, epoch=3)
     sampler.set_epoch(1)
     assert list(sampler) == sequence(plan, epoch=1)
+    first = next(iter(sampler))
+    sampler.sampler.set_epoch(1)  # as Lightning, where it left an epoch early
+    assert [first, *sampler] == sequence(plan, epoch=2)
 
 
 def test_a_state_of_another_plan_is_refused() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import threading
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, ConfigError, PlanError, ResumeError
 from forebay.plan.bucket_plan import BucketPlan, Order
+from forebay.plan.cursor import FollowedEpochs
 from forebay.plan.make import Planned
 from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_key
@@ -175,6 +177,29 @@ def test_set_epoch_goes_to_the_head_of_another_epoch_only() -> None:
     assert loader.state_dict() == state
     with pytest.raises(ConfigError, match="epoch is -1"):
         loader.set_epoch(-1)
+
+
+def test_an_epoch_that_lightning_leaves_early_goes_on_in_its_next_one() -> None:
+    """Lightning leaves epochs under `limit_train_batches`, and says its epoch before each."""
+    loader, whole = make_loader(num_threads=0), make_loader(num_threads=0)
+    follower, found = loader.batch_sampler.sampler, []
+    for epoch in range(4):
+        follower.set_epoch(epoch)
+        found += copies(itertools.islice(loader, 3))
+    assert_equal(found, copies(itertools.islice(itertools.chain(whole, whole), 12)))
+    state = {**loader.state_dict(), "epoch": 1, "position": 2}  # of a run that ended in mid-epoch, which counts as done
+    loader.load_state_dict(state)
+    follower.set_epoch(4)
+    assert loader.state_dict() == state
+    again, in_order = (make_loader(num_threads=0) for _ in range(2))
+    again.batch_sampler.set_epoch(2)  # made by `reload_dataloaders_every_n_epochs`
+    assert again.epoch == 2
+    assert not hasattr(again, "sampler")  # Lightning takes what has one for a DataLoader of torch
+    evaluated = FollowedEpochs(in_order.cursor, is_in_order=True)
+    for epoch in range(2):
+        evaluated.set_epoch(epoch)
+        first = copies(itertools.islice(in_order, 2))
+        assert_equal(first, found[:2])
 
 
 # State

@@ -356,7 +356,7 @@ def _compared(
 def _others(targets: Sequence[Target], against: Sequence[Target], notes: list[str]) -> list[Target]:
     """Returns the sets to compare with, each once: those that were named, and those that configs are evaluated on."""
     others: list[Target] = []
-    for other in [*against, *(each for target in targets for each in _evaluated(target, notes))]:
+    for other in [*against, *(each for target in targets for each in evaluated(target, notes))]:
         if any(other.is_same(target) for target in targets):
             notes.append(f"{other.name} is a set that is linted: it is not compared with itself")
         elif not any(other.is_same(each) for each in others):
@@ -364,7 +364,8 @@ def _others(targets: Sequence[Target], against: Sequence[Target], notes: list[st
     return others
 
 
-def _evaluated(target: Target, notes: list[str]) -> Iterator[Target]:
+def evaluated(target: Target, notes: list[str]) -> Iterator[Target]:
+    """Yields the sets of `[[train.eval]]` of a target, first under the cache root that the command gives."""
     config = target.config
     if config is None:
         return
@@ -376,4 +377,8 @@ def _evaluated(target: Target, notes: list[str]) -> Iterator[Target]:
         if not Path(entry.config).exists():
             notes.append(f"[[train.eval]] {entry.name}: {entry.config} is not there; nothing was compared with it")
             continue
-        yield Target(config=load_config(entry.config), first=entry.max_samples)
+        root = [each for each in config.given if each.partition("=")[0].strip() == "run.cache_root"]
+        found = load_config(entry.config, overrides=root)
+        if root and find_cache(found, recipe_of(found)).found is None:
+            found = load_config(entry.config)
+        yield Target(config=found, first=entry.max_samples)

@@ -61,7 +61,7 @@ class HfFile:
     problems: Mapping[int, tuple[str, str]] = {}
 
     def __init__(self, path: Path) -> None:
-        """Opens a file. Raises ManifestError where it is neither parquet nor an arrow stream."""
+        """Opens a file. Raises ManifestError where it is not there, or neither parquet nor an arrow stream."""
         self.path = path
         self._held = ExitStack()
         weakref.finalize(self, self._held.close)
@@ -78,6 +78,9 @@ class HfFile:
                 with pa.memory_map(str(self._local)) as file:
                     self.schema, self._parts = _batches(file)
                 counts = [len(part) for part in self._parts]
+        except FileNotFoundError as err:
+            message = f"{path} is not there, or links to what is not; bring that, or remove it from the source"
+            raise ManifestError(message, code="FB201") from err
         except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
             raise ManifestError(
                 f"{path} is neither parquet nor an arrow stream: {err}; name a data file", code="FB205"

@@ -132,9 +132,8 @@ def _texts(files: SourceFiles, numbers: Array, names: Any, failures: Failures, u
             path = next(taken) if at[row] else None
             try:
                 block.append(listed.pop(stem, None) if path is None else _text(path))
-            except UnicodeDecodeError as err:
-                message = f"{path} is not UTF-8: {err}; save it as UTF-8"
-                failures.add(start + row, path_stem(names[start + row].as_py()), "bad_text", message)
+            except SampleError as err:
+                failures.add(start + row, path_stem(names[start + row].as_py()), err.reason, str(err))
                 block.append(None)
         texts.append(pa.array(block, pa.large_string()))
     unused.merge({"(texts without a recording)": len(beside) - num_used + len(listed)})
@@ -164,11 +163,15 @@ def _beside(recordings: SourceFiles, files: SourceFiles, beside: Array, index: S
 
 
 def _text(path: str) -> str:
-    """Returns the text of a file. Raises UnicodeDecodeError, ManifestError where it cannot be read."""
+    """Returns the text of a file. Raises SampleError if it is gone or not UTF-8, ManifestError if it cannot be read."""
     try:
         is_here = place_of(path) is None
         with nullcontext(path) if is_here else at_hand(Path(path)) as local, open(local, "rb", buffering=0) as file:
             return file.read().decode("utf-8-sig").strip()
+    except UnicodeDecodeError as err:
+        raise SampleError("bad_text", f"{path} is not UTF-8: {err}; save it as UTF-8") from err
+    except FileNotFoundError as err:
+        raise SampleError("missing_file", f"{path} links to what is not there; bring that, or remove it") from err
     except OSError as err:
         raise ManifestError(
             f"cannot read {path}: {err.strerror}; check its permissions, or remove it", code="FB201"
@@ -252,10 +255,7 @@ def _picture(image: SourceFile, name: str, columns: Sequence[str], beside: Sourc
 def _text_of_picture(file: SourceFile) -> str:
     if _size(file) > MAX_TEXT_BYTES:
         raise SampleError("too_large", f"{shown_name(file)} has {_size(file)} bytes, wanted at most {MAX_TEXT_BYTES}")
-    try:
-        return _text(str(file.path))
-    except UnicodeDecodeError as err:
-        raise SampleError("bad_text", f"{shown_name(file)} is not UTF-8: {err}; save it as UTF-8") from err
+    return _text(str(file.path))
 
 
 def _others(folder: Path, listed: Set[str]) -> dict[str, int]:

@@ -17,7 +17,6 @@ from torch.utils.data import IterableDataset
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
 from forebay.extras import install_line
-from forebay.plan.cursor import num_fillers
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.steps.batch import IGNORED
 from forebay.train.collate.patches import weight_of
@@ -70,6 +69,7 @@ class LoaderMixin:
     model_accepts_loss_kwargs: bool
     is_fsdp_enabled: bool
     is_deepspeed_enabled: bool
+    gather_function: Any
     _evaluates_loader: bool | None = None
     """Whether the evaluation that runs is of a loader; None: none runs."""
     _knows_scale = False
@@ -183,7 +183,7 @@ class LoaderMixin:
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns what the Trainer's own returns; a loader's losses are summed up by their targets."""
-        self._targets, bare = None, self.accelerator.unwrap_model(model)
+        self._targets, self._is_filler, bare = None, not weight_of(inputs), self.accelerator.unwrap_model(model)
         own = num_targets(bare, inputs) if self._evaluates_loader else 0
         found = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
         if self._evaluates_loader and found[0] is not None:
@@ -197,6 +197,8 @@ class LoaderMixin:
         self._evaluates_loader, self._evaluated = isinstance(dataloader, Loader), np.zeros(2)
         try:
             kwargs["metric_key_prefix"] = metric_key_prefix
+            if self._evaluates_loader:
+                self.gather_function = self._gathered
             output = super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
             if self._evaluates_loader and (name := f"{metric_key_prefix}_loss") in output.metrics:
                 total, count = sum(accelerate.utils.gather_object([self._evaluated]))
@@ -204,6 +206,17 @@ class LoaderMixin:
             return output
         finally:
             self._evaluates_loader = None
+
+    def _gathered(self, values: Any) -> Any:
+        """Returns the rows of all ranks, whose batches have different numbers of them; a filler has none."""
+
+        def rows(own: torch.Tensor) -> torch.Tensor:
+            counts = self.accelerator.gather(torch.tensor([0 if self._is_filler else len(own)], device=own.device))
+            padded = self.accelerator.pad_across_processes(own, dim=0)
+            parts = self.accelerator.gather(padded).split(len(padded))
+            return torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
+
+        return accelerate.utils.operations.recursively_apply(rows, values)
 
     def _is_first_scaled(self, model: Any, count: Any) -> bool:
         """Returns whether this is the first loss that the Trainer itself would have the model divide by a number."""
@@ -272,14 +285,6 @@ class LoaderMixin:
         # The Trainer evaluates without a loss what has neither labels nor a default of return_loss.
         self.can_return_loss |= loses_no_labels(base_of(self.accelerator.unwrap_model(self.model)))
         loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})
-        order = loader.plan.order(loader.state.seed, 0)
-        fillers = num_fillers(order, loader.dp_world_size, tail=loader.plan.tail)
-        if fillers and getattr(self, "compute_metrics", None) is not None:
-            raise _refused(
-                f"compute_metrics would count samples twice: the last step of an evaluation on {loader.dp_world_size} "
-                f'ranks has {fillers} fillers (plan.tail is "{loader.plan.tail}"); set plan.tail = "split" or another '
-                "batch size, or evaluate on fewer ranks"
-            )
         return loader
 
     def _check_training(self, loader: Loader) -> None:

@@ -251,7 +251,7 @@ def discard(checkpoint: Path) -> None:
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """Returns the last checkpoint of a run folder, None where there is none yet.
+    """Returns the last checkpoint of a run folder, None where there is none yet; without last.json the newest.
 
     Raises ResumeError where last.json names a checkpoint that is not there.
     """
@@ -259,7 +259,7 @@ def find_checkpoint(folder: Path) -> Path | None:
     try:
         name = json.loads(pointer.read_bytes())["checkpoint"]
     except FileNotFoundError:
-        return None
+        return max(filter(is_checkpoint, folder.glob("checkpoint-*")), default=None)
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise _refused(f"cannot read {pointer}: {err!r}; {_ways_on(folder)}") from err
     # Another node may have written it, and its name may show before the folder does.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from forebay.inspect.checks.lint import LintOptions, Target, lint
+from forebay.inspect.checks import lint as module
+from forebay.inspect.checks.lint import LintOptions, Target, evaluated, lint
 from forebay.steps.recipe import load_config
 from tests.inspect.checks.planted import Planted, encoded, found, linted, one
 from tests.preprocess.here_pool import build_here
@@ -43,11 +45,23 @@ def test_a_text_that_two_sets_have_is_no_leak(planted: Planted, dev: Planted) ->
     assert found(linted(planted.config(), against=(dev.config(),))) == set()
 
 
-def test_the_sets_that_a_config_is_evaluated_on_are_compared(planted: Planted, dev: Planted) -> None:
+def test_the_sets_that_a_config_is_evaluated_on_are_compared(
+    planted: Planted, dev: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named = dev.config().path
     path = Path(planted.config().path)
     path.write_text(f'{path.read_text()}[[train.eval]]\nname = "dev"\nconfig = "{named}"\n')
     assert one(linted(load_config(path))).other_set == named
+    roots, given = {str(planted.folder)}, load_config(path, overrides=[f"run.cache_root={planted.folder}"])
+    monkeypatch.setattr(
+        module, "find_cache", lambda config, _: SimpleNamespace(found=config.run.cache_root in roots or None)
+    )
+    for root in (str(planted.folder), str(dev.folder / "caches")):  # the first one as `--cache-root` says it
+        [other] = evaluated(Target(config=given), [])
+        assert other.config is not None
+        assert other.config.run.cache_root == root
+        roots.clear()
+    monkeypatch.undo()
     path.write_text(f"{path.read_text()}max_samples = 2\n")
     assert found(linted(load_config(path))) == set()  # the third sample, which leaks, is not evaluated on
     path.write_text(path.read_text().replace(named, str(dev.folder / "gone.toml")))

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Scenario:
     stop_in_step: int
     """From 0 on; behind a checkpoint, in the middle of an epoch."""
     arguments: dict[str, Any]
+    evaluated: dict[str, Any] = field(default_factory=dict)
+    """How the loader of the evaluation differs, where its rows are counted by `compute_metrics`."""
 
 
 def pack_loader(*, dp_rank: int = 0, dp_world_size: int = 1, seed: int = 1, tail: Tail = "drop") -> Loader:
@@ -74,7 +76,14 @@ SCENARIOS = {
         stop_in_step=4,
         arguments={"ddp_find_unused_parameters": True},
     ),
-    "packs": Scenario(loader=pack_loader, model=qwen3_vl_folder, grad_acc=2, stop_in_step=4, arguments={}),
+    "packs": Scenario(
+        loader=pack_loader,
+        model=qwen3_vl_folder,
+        grad_acc=2,
+        stop_in_step=4,
+        arguments={},
+        evaluated={"tail": "short"},
+    ),
     "mixture": Scenario(
         loader=partial(text_loader, tail="drop"),
         model=real_loader_model,
@@ -153,7 +162,8 @@ def run(
         ),
         args=arguments,
         train_dataset=scenario.loader(**place),
-        eval_dataset=scenario.loader(**place),
+        eval_dataset=scenario.loader(**place, **scenario.evaluated),
+        compute_metrics=(lambda found: {"rows": len(found.label_ids)}) if scenario.evaluated else None,
         callbacks=[Fault(scenario.stop_in_step, fault)] if fault else None,
     )
     lines = folder / f"rank_{arguments.process_index}.jsonl"
@@ -165,7 +175,9 @@ def run(
     trainer.record = record
     trainer.train(resume_from_checkpoint=resume)
     for entry in trainer.state.log_history:
-        kept = {key: entry[key] for key in ("step", "epoch", "loss", "eval_loss", "grad_norm") if key in entry}
+        kept = {
+            key: entry[key] for key in ("step", "epoch", "loss", "eval_loss", "eval_rows", "grad_norm") if key in entry
+        }
         record({"log": kept})
 
 

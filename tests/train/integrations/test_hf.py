@@ -158,21 +158,6 @@ def test_a_filler_counts_nothing(trainer: Callable[..., Any]) -> None:
     assert made.compute_loss(made.model, filler, num_items_in_batch=targets) == 0
 
 
-def test_fillers_are_refused_where_metrics_would_count_them(
-    trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = {"train_dataset": pack_loader(), "eval_dataset": pack_loader(dp_rank=1, dp_world_size=2, tail="short")}
-    made = trainer(data=data)
-    place = SimpleNamespace(process_index=1, num_processes=2, unwrap_model=lambda model: model)
-    monkeypatch.setattr(made, "accelerator", place)
-    for name in ("get_tp_size", "get_cp_size", "get_sp_size"):
-        monkeypatch.setattr(made, name, lambda: 1)
-    assert made.get_eval_dataloader() is data["eval_dataset"]
-    made.compute_metrics = lambda _: {}
-    with pytest.raises(ConfigError, match=r'on 2 ranks has 1 fillers \(plan\.tail is "short"\); set .* "split"'):
-        made.get_eval_dataloader()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

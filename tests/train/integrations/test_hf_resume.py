@@ -81,3 +81,9 @@ def test_an_epoch_gives_each_rank_its_share_once(ranks: list[Lines], scenario: s
     epochs = [{ids for run in runs for _, ids, _ in run[part]} for part in (slice(0, half), slice(half, None))]
     assert all(len(epoch) == half * len(ranks) for epoch in epochs)
     assert [ids for _, ids, _ in runs[0][:half]] != [ids for _, ids, _ in runs[0][half:]]
+
+
+def test_metrics_have_the_rows_of_all_ranks_and_none_of_fillers(ranks: list[Lines]) -> None:
+    """An evaluation of 11 packs ends in a filler on two ranks."""
+    rows = [entry["eval_rows"] for entry in logs(ranks[0], "packs", "whole") if "eval_rows" in entry]
+    assert set(rows) == {11}
