@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.store.key import canonical_json, digest
+from forebay.store.key import COUNT, NUMBER, POSITIVE, TEXT, Check, canonical_json, digest
 from tests.strategies import json_documents
 
 
@@ -66,3 +67,22 @@ def test_a_key_that_is_not_text_is_refused_at_any_depth(key: Any) -> None:
 def test_what_json_cannot_hold_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         canonical_json([value])
+
+
+@pytest.mark.parametrize(
+    ("check", "what", "good", "bad"),
+    [
+        (NUMBER, "a number", (0, -1.5, 1e300, -(10**300)), ("1", True, None, 10**400, math.nan, math.inf, -math.inf)),
+        (COUNT, "a count", (0, (1 << 63) - 1), (-1, 1 << 63, True, 1.0, "1")),
+        (POSITIVE, "a count of 1 or more", (1, (1 << 63) - 1), (0, 1 << 63, True)),
+        (TEXT, "a text", ("", "a"), (1, None, b"a")),
+    ],
+)
+def test_values_of_a_document_are_of_their_kind(
+    check: Check, what: str, good: Sequence[Any], bad: Sequence[Any]
+) -> None:
+    for value in good:
+        check(value, "here")
+    for value in bad:
+        with pytest.raises(ValueError, match=f"^here is .*, wanted {what}$"):
+            check(value, "here")

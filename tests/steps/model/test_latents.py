@@ -257,6 +257,11 @@ def test_an_image_below_a_step_costs_its_sample(corpus: Photos) -> None:
         ("size = 64\nshapes = 3", "shapes = 3", "shapes and areas are of images that are resized; give size"),
         ("shapes = 3", "shapes = 0", "shapes is 0, wanted 1 or more"),
         ("shapes = 3", "shapes = []", r"shapes is \(\), wanted"),
+        (
+            "shapes = 3",
+            "shapes = [[32, 0], [32, 32]]",
+            r"shapes is \(\(32, 0\), .*, or sizes of 1 pixel or more",
+        ),
         ("shapes = 3", "shapes = [[32, 18]]", r"vae.shapes is \[32, 18\], .* a place for each 4 pixels"),
         ("shapes = 3", "areas = [4096]", "areas are of several sizes; give shapes"),
         ("shapes = 3", "shapes = [[32, 32]]\nleast = 3", "least is of sizes that are found; give shapes, a number"),
