@@ -367,16 +367,16 @@ def _require_confined(config: Config, cache: Sealed, sources: StoredSources) -> 
         )
     for source in sources if config.source.confined else ():
         path = path_of(config, source)
-        if path is None or source.xxh3_128 == ABSENT:
+        if source.xxh3_128 == ABSENT:
             continue
-        if (real := leads_out(path, config.source.places[source.entry])) is not None:
+        if path is not None and (real := leads_out(path, config.source.places[source.entry])) is not None:
             raise CacheMismatchError(
                 f"{cache.place}: it was made of {source.name!r}, which is {real!r}; source.confined allows no "
                 "place outside of the manifest's folder: move the file there, or set source.confined = false for a "
                 "cache that you trust",
                 code="FB206",
             )
-        if not is_file(path) and cache.metadata.get(CONFINED) is not True:
+        if (path is None or not is_file(path)) and cache.metadata.get(CONFINED) is not True:
             raise CacheMismatchError(
                 f"{cache.place}: {source.name!r} is not here, and the cache was built without source.confined, so "
                 "nothing says where it lay; put the raw data back, or set source.confined = false for a cache that "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,20 @@ def test_a_cache_whose_sources_lay_inside_answers_both(corpus: Corpus) -> None:
         )
         == report.cache
     )
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_of_a_manifest_that_the_config_has_not_only_the_mark_tells(corpus: Corpus, *, confined: bool) -> None:
+    corpus.config()
+    shutil.copy(corpus.folder / "train.parquet", corpus.folder / "more.parquet")
+    given = ['source.manifest=["train.parquet", "more.parquet"]', "run.max_failed_share=1"]
+    report = build(corpus.config(*given, *([CONFINED] if confined else [])), QUIET)
+    config = corpus.config(CONFINED, f"loader.cache_dir={report.cache}")
+    message = (
+        "sources.more.parquet differs" if confined else "'more.parquet' is not here, and the cache was built without"
+    )
+    with pytest.raises(CacheNotFoundError if confined else CacheMismatchError, match=message):
+        require(config, find_cache(config, recipe_of(config)))
 
 
 @pytest.mark.parametrize("confined", [True, False])
