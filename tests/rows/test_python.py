@@ -183,7 +183,6 @@ def test_max_samples_stops_it(tmp_path: Path) -> None:
     assert build_here(config_of(tmp_path, source=endless, more="max_samples = 5")).num_samples == 5
 
 
-@pytest.mark.wide
 def test_another_listing_is_named_and_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = body(
         "    with open(os.path.join(os.path.dirname(__file__), 'many.txt')) as file:\n        many = int(file.read())\n"
