@@ -1,7 +1,7 @@
 """Columns of a listing that lie on disk: a large table is written, mapped, and its file is gone; memory is given back.
 
-Only what is looked at takes memory then, and the machine may take that back. Where the cache root cannot be written,
-columns are held. A file of a process that was killed is swept like all that is written aside.
+So are bytes of the seal. Only what is looked at takes memory then, and the machine may take that back. Where the cache
+root cannot be written, columns are held. A file of a process that was killed is swept like all that is written aside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from forebay.store.files import sweep, temporary_name
+from forebay.store.files import naming, sweep, temporary_name
 from forebay.store.layout import BUILDING, Array
 
 HELD_BYTES = 4 << 20
@@ -95,7 +95,7 @@ def bytes_aside(write: Callable[[BinaryIO], None], cache_root: Path) -> memoryvi
         buffer = io.BytesIO()
         write(buffer)
         return buffer.getbuffer()
-    with open(path, "r+b") as file:
+    with naming(cache_root), open(path, "r+b") as file:
         path.unlink()
         write(file)
         file.flush()

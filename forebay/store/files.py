@@ -172,7 +172,7 @@ def write_aside(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = temporary_name(path)
     try:
-        with _naming(path), open(temporary, "xb", buffering=0) as file:
+        with naming(path), open(temporary, "xb", buffering=0) as file:
             yield file
             os.fsync(file.fileno())
         move(temporary, path)
@@ -215,7 +215,7 @@ def _fsync_tree(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Adds the path to an OSError that names none: those of write and fsync do not. Errors of forebay name theirs."""
     try:
         yield
@@ -270,7 +270,7 @@ def fsync_folder(path: Path) -> None:
     """Makes the names inside a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with _naming(path):
+        with naming(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -315,7 +315,7 @@ def link_or_copy(source: Path, target: Path) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with open(source, "rb", buffering=0) as reader, _naming(target), open(target, "xb", buffering=0) as writer:
+    with open(source, "rb", buffering=0) as reader, naming(target), open(target, "xb", buffering=0) as writer:
         while block := reader.read(_BLOCK):
             write_all(writer, block)
         os.fsync(writer.fileno())

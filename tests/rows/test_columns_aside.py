@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -51,6 +52,17 @@ def test_bytes_aside_are_the_same(tmp_path: Path, root: str) -> None:
     drop_pages()
     assert (bytes(found), len(found)) == (b"head" + bytes(12) + bytes(range(256)), 272)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "file"]
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        file.write(b"some")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space") as caught:
+        bytes_aside(write, tmp_path / "root")
+    assert caught.value.filename == str(tmp_path / "root")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_small_table_and_one_that_cannot_be_written_are_held(

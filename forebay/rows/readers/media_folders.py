@@ -53,7 +53,9 @@ def list_folder(source: SourceConfig) -> Manifest:
     Id: the path below the folder without its extension. Text: that of `NAME.txt`, else `NAME.lab`, else
     `NAME.normalized.txt` beside it, else of its line in a `*.trans.txt` of its folder; with `source.texts` that of its
     row in the table, and nothing else. Text files that belong to no recording are counted. A text that is not UTF-8
-    fails as `bad_text`. Language: with `languages_from_folders` the first folder below the manifest's, else of the
+    fails as `bad_text`, a link to a text that is gone as `missing_file`.
+
+    Language: with `languages_from_folders` the first folder below the manifest's, else of the
     table. Raises ManifestError for two recordings that a row of the table may mean.
     """
     files = manifest_files(source)

@@ -104,7 +104,9 @@ def test_recordings_texts_and_a_chain_of_three(corpus: Chained) -> None:
 
 def test_photos(tmp_path: Path) -> None:
     corpus = Chained(tmp_path, "siglip")
-    require_units(open_cache(build_here(corpus.config(PHOTOS + chain("siglip", "image"))).cache), "siglip")
+    report = build_here(corpus.config(PHOTOS + chain("siglip", "image")))
+    assert (report.failed, report.num_samples) == ({}, 19)
+    require_units(open_cache(report.cache), "siglip")
 
 
 def test_a_bit_of_the_earlier_weights_makes_both_again(corpus: Chained) -> None:
